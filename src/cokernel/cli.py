@@ -1,0 +1,194 @@
+"""The `cokernel` command: `doctor` says what the machine offers, `demo` runs the first example."""
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+DEMO_MODULE = "cokernel.examples.similar_modules"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the doctor's table: what was asked, and how to find out.
+
+    `find` returns the text to show, or raises an exception whose message says what is missing.
+    """
+
+    label: str
+    find: Callable[[], str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found: the text to show, and whether it is as Cokernel needs it."""
+
+    label: str
+    text: str
+    good: bool
+
+
+def _python() -> str:
+    version = platform.python_version()
+    if sys.version_info < (3, 12):
+        raise RuntimeError(f"Python {version} is too old; Cokernel needs 3.12 or newer.")
+    return f"{platform.python_implementation()} {version} on {platform.platform(terse=True)}"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise RuntimeError(
+            f"{distribution} is not installed; `pip install cokernel` brings it."
+        ) from error
+
+
+def _jax() -> str:
+    version = _version("jax")
+    if version.split(".")[:2] != ["0", "12"]:
+        raise RuntimeError(f"jax {version} is installed; Cokernel is written for 0.12.x.")
+    return f"{version} (jaxlib {_version('jaxlib')})"
+
+
+def _devices() -> str:
+    import jax
+
+    devices = jax.devices("cpu")
+    return f"{len(devices)} x {devices[0].device_kind}; default backend {jax.default_backend()}"
+
+
+def _llvm() -> str:
+    import llvmlite.binding
+
+    llvm = ".".join(map(str, llvmlite.binding.llvm_version_info))
+    return f"llvmlite {_version('llvmlite')} with LLVM {llvm}"
+
+
+def _processor() -> str:
+    import llvmlite.binding
+
+    features = llvmlite.binding.get_host_cpu_features()
+    known = sum(features.values())
+    name = llvmlite.binding.get_host_cpu_name()
+    return f"{name} ({platform.machine()}, {known} features that LLVM knows)"
+
+
+def usable_processors() -> int:
+    """Returns the number of processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _workers() -> str:
+    return f"{usable_processors()} (the processors this process may use)"
+
+
+def _blas() -> str:
+    from scipy.linalg import cython_blas
+
+    missing = {"sgemm", "dgemm"} - set(cython_blas.__pyx_capi__)
+    if missing:
+        raise RuntimeError(f"SciPy {_version('scipy')} does not export {', '.join(missing)}.")
+    return f"from SciPy {_version('scipy')}"
+
+
+def _runtime() -> str:
+    try:
+        module = importlib.import_module("cokernel._runtime")
+    except ImportError as error:
+        raise RuntimeError(
+            f"cokernel._runtime does not load ({error}); build it with `make build` in a checkout,"
+            " or install Cokernel again."
+        ) from error
+    return os.path.basename(module.__file__ or "built in")
+
+
+def _object_cache() -> str:
+    codegen = importlib.import_module("cokernel.compiler.codegen")
+    directory = codegen.object_cache_directory()
+    if directory is None:
+        return "in memory only"
+    nearest = directory
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not os.access(nearest, os.W_OK):
+        raise RuntimeError(f"{directory} cannot be written to, so nothing would be cached.")
+    return str(directory)
+
+
+CHECKS = (
+    Check("Cokernel", lambda: _version("cokernel")),
+    Check("Python", _python),
+    Check("JAX", _jax),
+    Check("CPU devices", _devices),
+    Check("Compiler", _llvm),
+    Check("Processor", _processor),
+    Check("Workers", _workers),
+    Check("Runtime", _runtime),
+    Check("Matrix products", _blas),
+    Check("Object cache", _object_cache),
+)
+
+
+def examine(checks: Sequence[Check] = CHECKS) -> list[Finding]:
+    """Runs every check, those after a failed one too, and returns what each found."""
+    findings = []
+    for check in checks:
+        try:
+            findings.append(Finding(check.label, check.find(), good=True))
+        except Exception as error:
+            # The doctor exists to report what is broken, in whatever way it is.
+            findings.append(Finding(check.label, str(error) or type(error).__name__, good=False))
+    return findings
+
+
+def doctor(checks: Sequence[Check] = CHECKS) -> int:
+    """Prints what the machine offers; returns 1, after a sentence, when something is missing."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    findings = examine(checks)
+    table = Table(show_header=False, box=None)
+    for finding in findings:
+        mark = Text("ok", "green") if finding.good else Text("missing", "bold red")
+        table.add_row(mark, finding.label, Text(finding.text))
+    console = Console(highlight=False)
+    console.print(table)
+    bad = [finding.label for finding in findings if not finding.good]
+    if bad:
+        console.print(
+            f"Cokernel cannot run kernels here until this is put right: {', '.join(bad)}."
+        )
+        return 1
+    console.print("Cokernel can run kernels on this machine's CPU.")
+    return 0
+
+
+def demo(arguments: Sequence[str]) -> int:
+    """Runs the first example with `arguments` and returns its exit status."""
+    example = importlib.import_module(DEMO_MODULE)
+    return example.main(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command named by `arguments` (`sys.argv` if None); returns the exit status."""
+    parser = argparse.ArgumentParser(prog="cokernel", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"cokernel {_version('cokernel')}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("doctor", help="say what this machine offers and what is missing")
+    commands.add_parser(
+        "demo", help="run one kernel of three programs on real input", add_help=False
+    )
+    options, rest = parser.parse_known_args(arguments)
+    if options.command == "demo":
+        return demo(rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return doctor()

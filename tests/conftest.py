@@ -1,0 +1,17 @@
+"""What every test shares: JAX on the CPU with several devices, and Hypothesis without a clock."""
+
+import os
+
+import hypothesis
+import jax
+
+# Several CPU devices let the tests run kernels under shard_map; both must be set before JAX
+# starts a backend.
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+
+# Compiling a kernel takes as long as the machine is busy, so no example has a deadline. On a
+# build machine the examples are the same each time, so that a red run can be reproduced.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
