@@ -5,7 +5,6 @@ import importlib
 import importlib.metadata
 import os
 import platform
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,10 +32,8 @@ class Finding:
 
 
 def _python() -> str:
-    version = platform.python_version()
-    if sys.version_info < (3, 12):
-        raise RuntimeError(f"Python {version} is too old; Cokernel needs 3.12 or newer.")
-    return f"{platform.python_implementation()} {version} on {platform.platform(terse=True)}"
+    implementation, version = platform.python_implementation(), platform.python_version()
+    return f"{implementation} {version} on {platform.system()} {platform.machine()}"
 
 
 def _version(distribution: str) -> str:
@@ -75,7 +72,7 @@ def _processor() -> str:
     features = llvmlite.binding.get_host_cpu_features()
     known = sum(features.values())
     name = llvmlite.binding.get_host_cpu_name()
-    return f"{name} ({platform.machine()}, {known} features that LLVM knows)"
+    return f"{name}, of which LLVM uses {known} features"
 
 
 def usable_processors() -> int:
