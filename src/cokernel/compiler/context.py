@@ -1,0 +1,199 @@
+"""What a rule works with: the program being compiled, the function being built, and what can be done with values."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from cokernel.compiler import dtypes, nests
+from cokernel.compiler.dtypes import i1, i32, pointer
+from cokernel.compiler.function import FunctionBuilder, Index
+from cokernel.compiler.memory import Arena
+from cokernel.compiler.sites import Site, SiteTable, SourceLine
+from cokernel.compiler.values import (
+    Buffer,
+    Expression,
+    Packed,
+    Scalar,
+    Value,
+    is_small,
+    make_packed,
+    pack,
+    store_element,
+    store_vector,
+)
+
+# An expression of at most this many elements is computed element by element straight into a vector.
+UNROLLED_ELEMENTS = 8
+
+
+@dataclasses.dataclass
+class Program:
+    """What is known of one program while it is compiled, and what its plan of memory has come to."""
+
+    name: str
+    index: int
+    mesh: Any
+    # Where this program's cores start in the launch's array of cores.
+    first_core: int
+    axis_sizes: dict[Any, int]
+    sites: SiteTable
+    arena: Arena
+    can_suspend: bool
+
+
+class Context:
+    """The state that rules share. `function` is the LLVM function that code goes into at the moment."""
+
+    def __init__(self, kernel: Any, program: Program, function: FunctionBuilder):
+        self.kernel = kernel
+        self.program = program
+        self.function = function
+        self.line: SourceLine | None = None
+
+    @property
+    def builder(self) -> ir.IRBuilder:
+        return self.function.builder
+
+    # Places in the user's program.
+
+    def site(self, operation: str, name: str = "", **details: Any) -> ir.Constant:
+        """The number by which the runtime refers to the current source line and to the Ref called `name`."""
+        site = Site(self.program.name, operation, name, self.line, tuple(sorted(details.items())))
+        return ir.Constant(i32, self.program.sites.number(site))
+
+    def describe(self) -> str:
+        """The program and source line being compiled, for the text of an error."""
+        where = f" at {self.line}" if self.line is not None else ""
+        return f"program {self.program.name!r}{where}"
+
+    # Memory.
+
+    def private_address(self, offset: int) -> ir.Value:
+        """An address in the private block of this core."""
+        base = self.function.core_field("Core.memory", pointer)
+        if offset == 0:
+            return base
+        return self.function.at_entry(
+            ("private", offset), lambda builder: self.function.advance(base, offset, builder)
+        )
+
+    # Values.
+
+    def settle(self, value: Expression) -> Value:
+        """The form in which a new expression is kept: a vector if it is small, else as it is."""
+        if not value.shape:
+            return Scalar((), value.dtype, pack(self.function, value))
+        if not is_small(value.shape, value.dtype):
+            return value
+        return make_packed(value.shape, value.dtype, self.pack(value))
+
+    def pack(self, value: Value) -> ir.Value:
+        """The elements of a small value in one register."""
+        if isinstance(value, Expression) and value.size > UNROLLED_ELEMENTS:
+            value = self.materialise(value)
+        return pack(self.function, value)
+
+    def scalar(self, value: Value) -> ir.Value:
+        """The register of a value with one element."""
+        return pack(self.function, value)
+
+    def index(self, value: Value) -> Index:
+        """An integer scalar as an index: an int where it is constant, else sign- or zero-extended to i64."""
+        register = self.scalar(value)
+        if isinstance(register, ir.Constant) and isinstance(register.constant, int):
+            return register.constant
+        if register.type == dtypes.i64:
+            return register
+        if dtypes.kind(value.dtype) is dtypes.Kind.SIGNED:
+            return self.builder.sext(register, dtypes.i64)
+        return self.builder.zext(register, dtypes.i64)
+
+    def materialise(self, value: Value) -> Buffer:
+        """The value in memory: a buffer as it is, anything else stored to a temporary."""
+        if isinstance(value, Buffer):
+            return value
+        buffer = nests.dense_buffer(self, value.shape, value.dtype)
+        self.store(buffer, value, is_fresh=True)
+        return buffer
+
+    def dense(self, value: Value) -> Buffer:
+        """The value in memory, its elements one after the other."""
+        if isinstance(value, Buffer) and not value.is_dense:
+            return self.copy(value)
+        return self.materialise(value)
+
+    def copy(self, value: Value) -> Buffer:
+        """The value in a temporary of its own."""
+        buffer = nests.dense_buffer(self, value.shape, value.dtype)
+        self.store(buffer, value, is_fresh=True)
+        return buffer
+
+    def keep(self, value: Value) -> Value:
+        """The value in a form that no later write to a Ref can change, and that costs nothing to use again."""
+        if isinstance(value, Scalar | Packed) or (isinstance(value, Buffer) and value.root is None):
+            return value
+        return self.copy(value)
+
+    def store(self, target: Buffer, value: Value, *, is_fresh: bool = False) -> None:
+        """Writes a value to memory of the same shape. Unless `is_fresh`, the value may read the target, though only each
+        element at its own place."""
+        if target.size == 0:
+            return
+        if isinstance(value, Scalar | Packed):
+            return self._store_register(target, value)
+        if isinstance(value, Buffer) and is_fresh and value.is_dense and target.is_dense:
+            return nests.copy_dense(
+                self.function, target.address, value.address, target.size * dtypes.itemsize(target.dtype)
+            )
+        nests.store_nest(self, target, value, is_fresh=is_fresh)
+
+    def _store_register(self, target: Buffer, value: Scalar | Packed) -> None:
+        function = self.function
+        if value.size == 1:
+            address = target.element_address(function, [0] * len(target.shape))
+            return store_element(function, value.register, address, target.dtype)
+        if target.is_dense:
+            return store_vector(function, value.register, target.address, target.dtype)
+        run = 1
+        for extent, stride in zip(reversed(target.shape), reversed(target.strides), strict=True):
+            if extent != 1 and stride != run:
+                break
+            run *= extent
+        from cokernel.compiler.values import shuffle
+
+        for lane, index in enumerate(np.ndindex(*target.shape)):
+            if lane % run == 0:
+                row = shuffle(function, value.register, range(lane, lane + run))
+                address = target.element_address(function, [int(i) for i in index])
+                store_vector(function, row, address, target.dtype)
+
+    # Functions.
+
+    def call(self, callee: FunctionBuilder, arguments: Sequence[ir.Value]) -> list[ir.Value]:
+        """Calls a function built beside this one and leaves this one too if it failed."""
+        result = self.builder.call(callee.function, [self.function.core, *arguments])
+        if callee.can_fail:
+            good = self.function.function.append_basic_block("returned")
+            failed = self.builder.extract_value(result, 0)
+            self.builder.cbranch(failed, self.function.failure(), good).set_weights([1, 1 << 20])
+            self.builder.position_at_end(good)
+        return [self.builder.extract_value(result, number + 1) for number in range(len(callee.results))]
+
+    @contextlib.contextmanager
+    def inside(self, function: FunctionBuilder) -> Iterator[None]:
+        """Lets code go into another function for a while."""
+        outer, self.function = self.function, function
+        try:
+            yield
+        finally:
+            self.function = outer
+
+    def check(self, condition: ir.Value, record: Callable[[], None]) -> None:
+        """Leaves the program unless `condition` holds, after `record` has emitted the call that says why."""
+        if isinstance(condition, ir.Constant) and condition.type == i1 and condition.constant:
+            return
+        self.function.check(condition, record)

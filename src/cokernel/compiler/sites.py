@@ -1,0 +1,56 @@
+"""The places of the user's program that can block or fail, numbered for the runtime and spelt out in reports."""
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceLine:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One operation of one program on one Ref, at one source line."""
+
+    program: str
+    # What the program does there, as the user would say it: "semaphore_wait", "dma_wait", "read", "write", ...
+    operation: str
+    # The Ref or semaphore, as the user named it.
+    name: str
+    line: SourceLine | None
+    # Whatever else a report wants, as sorted pairs: shape, number of DMA bytes, the index expression.
+    details: tuple[tuple[str, Any], ...] = ()
+
+
+class SiteTable:
+    """Numbers sites in the order they are first seen; equal sites share a number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Site, int] = {}
+
+    def number(self, site: Site) -> int:
+        """The number of a site."""
+        return self._numbers.setdefault(site, len(self._numbers))
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """The table as plain data, in the order of the numbers."""
+        return [
+            {
+                "program": site.program,
+                "operation": site.operation,
+                "name": site.name,
+                "file": site.line.file if site.line else None,
+                "line": site.line.line if site.line else None,
+                "function": site.line.function if site.line else None,
+                **dict(site.details),
+            }
+            for site in self._numbers
+        ]
