@@ -1,0 +1,22 @@
+"""Cokernel: kernels of several cooperating programs, written in Pallas, run natively anywhere."""
+
+from cokernel import rules as rules
+from cokernel.meshes import CoreMesh as CoreMesh
+from cokernel.meshes import private as private
+from cokernel.meshes import set_target as set_target
+from cokernel.meshes import shared as shared
+from cokernel.meshes import target as target
+from cokernel.parameters import CompilerParams as CompilerParams
+from cokernel.tracing import kernel as kernel
+from cokernel.tracing import mpmd_map as mpmd_map
+
+__all__ = [
+    "CompilerParams",
+    "CoreMesh",
+    "kernel",
+    "mpmd_map",
+    "private",
+    "set_target",
+    "shared",
+    "target",
+]

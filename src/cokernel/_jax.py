@@ -1,0 +1,97 @@
+"""Every private JAX name that Cokernel uses, in the one module that may import `jax._src`.
+
+A new JAX release breaks Cokernel here or not at all: `tests/test_jax_names.py` reads this list and
+imports each name on its own. Names are grouped by what they are for, and sorted within a group.
+"""
+
+# Names are grouped by purpose, which an import sorter would undo; and nothing here is used here.
+# ruff: noqa: F401, I001
+
+# Tracing and jaxprs
+from jax._src.api_util import debug_info
+from jax._src.core import AbstractValue
+from jax._src.core import DebugInfo
+from jax._src.core import Jaxpr
+from jax._src.core import JaxprEqn
+from jax._src.core import JaxprPpContext
+from jax._src.core import Literal
+from jax._src.core import ManualAxisType
+from jax._src.core import MemorySpace as ArrayMemorySpace
+from jax._src.core import Primitive
+from jax._src.core import Ref
+from jax._src.core import ShapedArray
+from jax._src.core import Tracer
+from jax._src.core import Var
+from jax._src.core import custom_typechecks
+from jax._src.core import extend_axis_env_nd
+from jax._src.core import get_axis_env
+from jax._src.core import get_referent
+from jax._src.core import jaxpr_as_fun
+from jax._src.core import jaxprs_in_params
+from jax._src.core import pp_aval
+from jax._src.core import pp_eqn_rules
+from jax._src.core import trace_state_clean
+from jax._src.dispatch import apply_primitive
+from jax._src.flattree import flatten as flatten_to_tree
+from jax._src.interpreters.partial_eval import trace_to_jaxpr
+from jax._src.lax.parallel import axis_index_p
+from jax._src.source_info_util import summarize as summarize_source
+from jax._src.tree_util import tracing_registry
+from jax._src.xla_metadata import clear_xla_metadata
+
+# Effects
+from jax._src.core import NamedAxisEffect
+from jax._src.effects import Effect
+from jax._src.effects import JaxprInputEffect
+from jax._src.pallas.core import CommsEffect
+from jax._src.pallas.core import kernel_local_effects
+
+# Refs
+from jax._src.state.discharge import DischargeContext
+from jax._src.state.discharge import constrain as constrain_memory_space
+from jax._src.state.discharge import discharged_aval
+from jax._src.state.discharge import register_discharge_rule
+from jax._src.state.types import AbstractRef
+from jax._src.state.types import AccumEffect
+from jax._src.state.types import ReadEffect
+from jax._src.state.types import TransformedRef
+from jax._src.state.types import WriteEffect
+
+# Pallas
+from jax._src.pallas.core import CoreMemorySpace
+from jax._src.pallas.core import CostEstimate
+from jax._src.pallas.core import MemoryRef
+from jax._src.pallas.core import MemorySpace as PallasMemorySpace
+from jax._src.pallas.core import Mesh
+from jax._src.pallas.core import _convert_out_shape_to_aval as convert_out_type_to_aval
+from jax._src.pallas.core import get_memory_space_aval
+from jax._src.pallas.mosaic.core import CompilerParams as TpuCompilerParams
+from jax._src.pallas.mosaic.core import CoreType as TpuCoreType
+from jax._src.pallas.mosaic.core import MemorySpace as TpuMemorySpace
+from jax._src.pallas.mosaic.core import SideEffectType
+from jax._src.pallas.mosaic.core import TensorCoreMesh
+from jax._src.pallas.mosaic.sc_core import ScalarSubcoreMesh
+from jax._src.pallas.mosaic.sc_core import VectorSubcoreMesh
+
+# Chip descriptions
+from jax._src import tpu_info
+from jax._src.lib import _jax as jaxlib_extension
+from jax._src.tpu_info import ChipVersion
+from jax._src.tpu_info import TpuInfo
+from jax._src.tpu_info import get_tpu_info_for_chip
+
+# Configuration
+from jax._src import config
+from jax._src.config import config_ext
+from jax._src.frozen_dict import FrozenDict
+from jax._src.xla_bridge import backends_are_initialized
+
+# Lowering
+from jax._src.interpreters import mlir
+from jax._src.interpreters.mlir import LoweringRuleContext
+from jax._src.interpreters.mlir import register_lowering
+
+# Transformations
+from jax._src.interpreters import ad
+from jax._src.interpreters import batching
+from jax._src.interpreters import partial_eval

@@ -1,0 +1,38 @@
+"""Chooses how a kernel is lowered: one module for each platform."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+# The modules are imported when a kernel is lowered for their platform and not before.
+_MODULES = {"cpu": "cokernel.lowering.cpu"}
+
+
+def lower(platforms: Sequence[str], ctx: Any, *operands: Any, **params: Any) -> Any:
+    """Lowers the kernel that `params` describe for the one platform in `platforms`.
+
+    Args:
+      platforms: the names of the platforms that the module is lowered for.
+      ctx: JAX's LoweringRuleContext.
+      *operands: the MLIR values of the kernel's inputs.
+      **params: the parameters of the primitive.
+
+    Returns:
+      The MLIR values of the kernel's outputs.
+
+    Raises:
+      NotImplementedError: for several platforms at once, and for one without a lowering.
+    """
+    if len(platforms) != 1:
+        raise NotImplementedError(
+            f"kernel {params['name']!r} cannot be lowered for several platforms at once "
+            f"({', '.join(platforms)}): lower it for each on its own"
+        )
+    [platform] = platforms
+    if platform not in _MODULES:
+        raise NotImplementedError(
+            f"kernel {params['name']!r} cannot run on {platform}: Cokernel runs kernels on cpu so "
+            "far; place its arguments there with jax.default_device(jax.devices('cpu')[0])"
+        )
+    module = importlib.import_module(_MODULES[platform])
+    return module.lower(ctx, *operands, **params)

@@ -1,0 +1,107 @@
+"""What a user may ask of the compiler and the runtime, in one frozen object."""
+
+import dataclasses
+from typing import Any
+
+from cokernel import _jax
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompilerParams:
+    """How a kernel is compiled and run on a CPU.
+
+    Attributes:
+      bounds_checks: whether dynamic indices and DMA windows are checked. Without checks an index
+        out of range reads or writes memory that is not the Ref's.
+      num_workers: the most worker threads a launch may use; None means as many as there are
+        processors.
+      time_limit_s: seconds after which a launch that has not ended is stopped with an error; None
+        means no limit.
+      has_side_effects: whether the kernel must run even where nobody uses its outputs.
+      collective_id: which barrier semaphore `pltpu.get_barrier_semaphore` returns; kernels with
+        the same number share it.
+      dump_llvm: whether the LLVM IR of each program is printed when the kernel is compiled.
+
+    Raises:
+      TypeError: if a field has the wrong type.
+      ValueError: if a number is out of its range.
+    """
+
+    bounds_checks: bool = True
+    num_workers: int | None = None
+    time_limit_s: float | None = None
+    has_side_effects: bool = False
+    collective_id: int | None = None
+    dump_llvm: bool = False
+
+    def __post_init__(self):
+        for name in ("bounds_checks", "has_side_effects", "dump_llvm"):
+            _check_type(name, getattr(self, name), bool)
+        if self.num_workers is not None:
+            _check_type("num_workers", self.num_workers, int)
+            if self.num_workers < 1:
+                raise ValueError(f"num_workers must be at least 1, got {self.num_workers}")
+        if self.time_limit_s is not None:
+            _check_type("time_limit_s", self.time_limit_s, (int, float))
+            # Written so that NaN is refused too.
+            if not self.time_limit_s > 0:
+                raise ValueError(
+                    f"time_limit_s must be a positive number of seconds, got {self.time_limit_s}"
+                )
+        if self.collective_id is not None:
+            _check_type("collective_id", self.collective_id, int)
+
+    # Pallas expects compiler parameters to offer this.
+    replace = dataclasses.replace
+
+
+def _check_type(name: str, value: Any, expected: type | tuple[type, ...]) -> None:
+    is_misplaced_bool = isinstance(value, bool) and expected is not bool
+    if is_misplaced_bool or not isinstance(value, expected):
+        types = expected if isinstance(expected, tuple) else (expected,)
+        wanted = " or ".join(t.__name__ for t in types)
+        raise TypeError(f"{name} must be of type {wanted}, got {value!r} of {type(value).__name__}")
+
+
+def check(compiler_params: Any) -> None:
+    """Raises TypeError unless `compiler_params` is of a kind that Cokernel understands."""
+    if compiler_params is None:
+        return
+    if not isinstance(compiler_params, CompilerParams | _jax.TpuCompilerParams):
+        raise TypeError(
+            "compiler_params must be a cokernel.CompilerParams, a pltpu.CompilerParams or None, "
+            f"got {compiler_params!r} of type {type(compiler_params).__name__}"
+        )
+
+
+def resolve(compiler_params: Any) -> CompilerParams:
+    """Returns what `compiler_params` means on a CPU.
+
+    JAX's TPU parameters are accepted: those that mean something on a CPU are taken over, and those
+    that speak of the TPU's compiler are ignored.
+
+    Raises:
+      TypeError: for anything but cokernel.CompilerParams, pltpu.CompilerParams and None.
+    """
+    check(compiler_params)
+    match compiler_params:
+        case None:
+            return CompilerParams()
+        case CompilerParams():
+            return compiler_params
+        case _:
+            return CompilerParams(
+                bounds_checks=not compiler_params.disable_bounds_checks,
+                has_side_effects=has_side_effects(compiler_params),
+                collective_id=compiler_params.collective_id,
+            )
+
+
+def has_side_effects(compiler_params: Any) -> bool:
+    """Returns whether these parameters of any kind ask that the kernel is never dropped."""
+    effects = getattr(compiler_params, "has_side_effects", False)
+    if isinstance(effects, _jax.SideEffectType):
+        # A "dataflow" effect may be dropped when unused, which is what a kernel without the flag
+        # allows as well.
+        return effects is _jax.SideEffectType.SIDE_EFFECTING
+    return bool(effects)

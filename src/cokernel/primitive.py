@@ -1,0 +1,147 @@
+"""The primitive `mpmd_map`: how it runs eagerly, what type it has, and how it is lowered.
+
+Its parameters:
+
+  jaxprs: one per program, all with the same inputs (arguments, outputs, scratch) and no constants.
+  meshes: the mesh of each program.
+  external_meshes: meshes on which no program runs, but to which Refs from outside are tied.
+  out_avals: the types of the outputs.
+  input_output_aliases: pairs (input, output), sorted; the output overwrites the input.
+  compiler_params, interpret, debug, cost_estimate, name, metadata: as given to `mpmd_map`.
+  target: the name of the chip that was pretended when the kernel was made, or None.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cokernel import _jax, meshes
+
+mpmd_map_p = _jax.Primitive("mpmd_map")
+mpmd_map_p.multiple_results = True
+
+
+@contextlib.contextmanager
+def tracing_context(mesh: Any, all_meshes: Sequence[Any], target: str | None) -> Iterator[None]:
+    """What holds while a program on `mesh` of a kernel on `all_meshes` is traced or rewritten."""
+    axes: dict[Any, int] = {}
+    for other in all_meshes:
+        axes.update(other.shape)
+    with (
+        meshes.target_or_nothing(target),
+        mesh.tracing_context(),
+        _jax.extend_axis_env_nd(axes.items()),
+        _jax.config._check_vma(False),
+        # Control flow in a program is part of the program, also for those who debug around it.
+        _jax.config.disable_jit(False),
+        _jax.clear_xla_metadata(),
+    ):
+        yield
+
+
+@mpmd_map_p.def_impl
+def _run(*args: Any, **params: Any) -> Any:
+    # JAX's own way to run one primitive: jitted once for each set of parameters, also while
+    # `jax_disable_jit` is set.
+    return _jax.apply_primitive(mpmd_map_p, *args, **params)
+
+
+@mpmd_map_p.def_effectful_abstract_eval
+def abstract_eval(
+    *in_avals: Any,
+    jaxprs: Sequence[Any],
+    meshes: Sequence[Any],
+    out_avals: Sequence[Any],
+    input_output_aliases: Sequence[tuple[int, int]],
+    **params: Any,
+) -> tuple[tuple[Any, ...], set[Any]]:
+    """Returns the types of the outputs and the effects that a launch has on its surroundings."""
+    _check_shardings(in_avals, out_avals)
+    input_of_output = {out_index: in_index for in_index, out_index in input_output_aliases}
+    results = [
+        in_avals[input_of_output[index]] if index in input_of_output else aval
+        for index, aval in enumerate(out_avals)
+    ]
+    all_meshes = (*meshes, *params["external_meshes"])
+    return tuple(map(_seen_from_outside, results)), _effects(in_avals, jaxprs, meshes, all_meshes)
+
+
+def _seen_from_outside(aval: Any) -> Any:
+    # An array in a kernel's own memory space would be of no use to other primitives.
+    if isinstance(aval, _jax.ShapedArray) and not isinstance(
+        aval.memory_space, _jax.ArrayMemorySpace
+    ):
+        return aval.update(memory_space=_jax.ArrayMemorySpace.Device)
+    return aval
+
+
+def _effects(
+    in_avals: Sequence[Any],
+    jaxprs: Sequence[Any],
+    meshes: Sequence[Any],
+    all_meshes: Sequence[Any],
+) -> set[Any]:
+    own_axes = {name for mesh in all_meshes for name in mesh.shape}
+    effects: set[Any] = set()
+    for mesh, jaxpr in zip(meshes, jaxprs, strict=True):
+        position = {var: index for index, var in enumerate(jaxpr.invars)}
+        for effect in jaxpr.effects:
+            if isinstance(effect, _jax.JaxprInputEffect):
+                index = position[effect.input]
+                if index < len(in_avals) and isinstance(in_avals[index], _jax.AbstractRef):
+                    effects.add(effect.replace(index))
+            elif isinstance(effect, _jax.NamedAxisEffect):
+                if effect.name not in own_axes:
+                    effects.add(effect)
+            elif not mesh.discharges_effect(effect) and not (
+                _jax.kernel_local_effects.contains(effect)
+            ):
+                effects.add(effect)
+    return effects
+
+
+def _check_shardings(in_avals: Sequence[Any], out_avals: Sequence[Any]) -> None:
+    for what, avals in (("argument", in_avals), ("output", out_avals)):
+        for index, aval in enumerate(avals):
+            if not isinstance(aval, _jax.ShapedArray):
+                continue
+            spec = aval.sharding.spec
+            if any(axis is not None for axis in spec):
+                raise ValueError(
+                    f"mpmd_map runs on one device at a time, but {what} {index} is sharded as "
+                    f"{spec} over a mesh whose axis types are {aval.sharding.mesh.axis_types}: "
+                    "call the kernel inside jax.shard_map, where all of them are Manual"
+                )
+    varying = [
+        f"argument {index} of type {aval.str_short()} varies over "
+        f"{', '.join(map(str, sorted(aval.manual_axis_type.varying, key=str)))}"
+        for index, aval in enumerate(in_avals)
+        if isinstance(aval, _jax.AbstractRef)
+        and isinstance(aval.inner_aval, _jax.ShapedArray)
+        and not aval.manual_axis_type.empty
+    ]
+    if varying:
+        raise ValueError(
+            "mpmd_map takes no Refs that vary over manual mesh axes; pass arrays, or use "
+            f"jax.shard_map(..., check_vma=False): {'; '.join(varying)}"
+        )
+
+
+def _check_type(ctx_factory: Any, *in_atoms: Any, **params: Any) -> tuple[Any, Any]:
+    del ctx_factory
+    return abstract_eval(*(atom.aval for atom in in_atoms), **params)
+
+
+_jax.custom_typechecks[mpmd_map_p] = _check_type
+
+
+def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+    # Imported here, so that `import cokernel` does not load the compiler.
+    from cokernel import lowering
+
+    platforms = ctx.platforms or ctx.module_context.platforms
+    with meshes.target_or_nothing(params["target"]):
+        return lowering.lower(platforms, ctx, *operands, **params)
+
+
+_jax.register_lowering(mpmd_map_p, _lower)

@@ -1,0 +1,101 @@
+"""Discharge: a kernel that writes to Ref arguments becomes one that returns their new values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cokernel import _jax
+from cokernel.primitive import mpmd_map_p
+from cokernel.tracing import default_memory_space
+
+
+def written_inputs(in_avals: Sequence[Any], jaxprs: Sequence[Any]) -> list[int]:
+    """Returns the positions of the Ref arguments that any of the programs writes to, sorted."""
+    written = set()
+    for jaxpr in jaxprs:
+        position = {var: index for index, var in enumerate(jaxpr.invars)}
+        for effect in jaxpr.effects:
+            if not isinstance(effect, _jax.WriteEffect | _jax.AccumEffect):
+                continue
+            index = position[effect.input]
+            if index < len(in_avals) and isinstance(in_avals[index], _jax.AbstractRef):
+                written.add(index)
+    return sorted(written)
+
+
+@_jax.register_discharge_rule(mpmd_map_p)
+def discharge(
+    ctx: Any,
+    *args: Any,
+    jaxprs: Sequence[Any],
+    meshes: Sequence[Any],
+    input_output_aliases: Sequence[tuple[int, int]],
+    out_avals: Sequence[Any],
+    **params: Any,
+) -> tuple[list[Any], list[Any]]:
+    """Passes Refs' values as arrays and returns those that were written as further outputs."""
+    in_avals = ctx.in_avals
+    default_space = default_memory_space(meshes)
+    spaces = [_jax.get_memory_space_aval(aval) or default_space for aval in in_avals]
+
+    def placed(value: Any, in_index: int) -> Any:
+        # A Ref in HBM is a plain array outside; a Ref in any other space stays in it.
+        if not isinstance(in_avals[in_index], _jax.AbstractRef):
+            return value
+        return _jax.constrain_memory_space(
+            value, spaces[in_index], ctx.strip_memory_space, neutral_ms=(default_space,)
+        )
+
+    # A Ref that the caller aliased to an output already comes out: what is written to it is that
+    # output.
+    aliases = dict(input_output_aliases)
+    returned = [index for index in written_inputs(in_avals, jaxprs) if index not in aliases]
+    num_outputs = len(out_avals)
+    input_of_output = {out_index: in_index for in_index, out_index in input_output_aliases}
+    old_avals = [
+        in_avals[input_of_output[index]] if index in input_of_output else aval
+        for index, aval in enumerate(out_avals)
+    ]
+    all_avals = [
+        _jax.discharged_aval(aval, discharge=True, strip_memory_space=ctx.strip_memory_space)
+        for aval in (*old_avals, *(in_avals[index] for index in returned))
+    ]
+    all_aliases = {**aliases, **{index: num_outputs + i for i, index in enumerate(returned)}}
+
+    results = mpmd_map_p.bind(
+        *(placed(arg, index) for index, arg in enumerate(args)),
+        jaxprs=tuple(_with_outputs(jaxpr, in_avals, num_outputs, returned) for jaxpr in jaxprs),
+        meshes=meshes,
+        input_output_aliases=tuple(sorted(all_aliases.items())),
+        out_avals=tuple(all_avals),
+        **params,
+    )
+    outputs, new_values = list(results[:num_outputs]), results[num_outputs:]
+    new_refs: list[Any] = [None] * len(in_avals)
+    for index, value in zip(returned, new_values, strict=True):
+        new_refs[index] = placed(value, index)
+    for in_index, out_index in input_output_aliases:
+        outputs[out_index] = placed(outputs[out_index], in_index)
+        if isinstance(in_avals[in_index], _jax.AbstractRef):
+            new_refs[in_index] = outputs[out_index]
+    return new_refs, outputs
+
+
+def _with_outputs(
+    jaxpr: Any, in_avals: Sequence[Any], num_outputs: int, returned: Sequence[int]
+) -> Any:
+    """Returns the jaxpr with an unused output Ref for each of the inputs that are returned.
+
+    The new outputs are aliased to inputs, and the program goes on writing to those.
+    """
+    if not returned:
+        return jaxpr
+    end = len(in_avals) + num_outputs
+    new_vars = [_jax.Var(in_avals[index]) for index in returned]
+    names = jaxpr.debug_info.arg_names
+    if names is not None:
+        new_names = [names[index] for index in returned]
+        names = (*names[:end], *new_names, *names[end:])
+    return jaxpr.replace(
+        invars=[*jaxpr.invars[:end], *new_vars, *jaxpr.invars[end:]],
+        debug_info=jaxpr.debug_info._replace(arg_names=names),
+    )
