@@ -1,0 +1,91 @@
+"""Times contenders in turn, so that a busy moment of the machine hits all of them alike."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+
+
+@dataclasses.dataclass
+class Contender:
+    """One way to do the job of a case.
+
+    `measure` does it and returns the seconds that one job took. `first_call_s` is the time from
+    the first call to its result, where the contender is compiled by then.
+    """
+
+    name: str
+    measure: Callable[[], float]
+    first_call_s: float | None = None
+    times_s: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def median_s(self) -> float:
+        """The median of the measured times, in seconds."""
+        return statistics.median(self.times_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A bound on the time of `subject`: in seconds, or as a multiple of that of `peer`."""
+
+    subject: str
+    bound: float
+    peer: str | None = None
+
+    def measured(self, contenders: dict[str, Contender]) -> float:
+        """Returns the subject's median time in seconds, or its ratio to the peer's time."""
+        subject = contenders[self.subject]
+        if self.peer is None:
+            return subject.median_s
+        return ratio(subject, contenders[self.peer])
+
+
+@dataclasses.dataclass
+class Case:
+    """One comparison: a title, what one job is, who does it, and what is expected."""
+
+    key: str
+    title: str
+    contenders: list[Contender]
+    goals: list[Goal] = dataclasses.field(default_factory=list)
+
+    def by_name(self) -> dict[str, Contender]:
+        """Returns the contenders by their names."""
+        return {contender.name: contender for contender in self.contenders}
+
+
+def ratio(subject: Contender, peer: Contender) -> float:
+    """Returns the median over the rounds of the subject's time divided by the peer's."""
+    pairs = zip(subject.times_s, peer.times_s, strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
+def jitted(name: str, function: Callable, *arguments, calls: int = 1, jobs: int = 1) -> Contender:
+    """Returns a contender that calls `jax.jit(function)(*arguments)`.
+
+    Its measurement times `calls` calls after one that is not timed; each call does `jobs` jobs.
+    The first call of all, which traces and compiles, is made and timed here.
+    """
+    compiled = jax.jit(function)
+    start = time.perf_counter()
+    jax.block_until_ready(compiled(*arguments))
+    first_call_s = time.perf_counter() - start
+
+    def measure() -> float:
+        jax.block_until_ready(compiled(*arguments))
+        start = time.perf_counter()
+        for _ in range(calls):
+            jax.block_until_ready(compiled(*arguments))
+        return (time.perf_counter() - start) / (calls * jobs)
+
+    return Contender(name, measure, first_call_s)
+
+
+def run(contenders: Sequence[Contender], rounds: int) -> None:
+    """Measures every contender once a round, in alternating order, and keeps the times."""
+    for number in range(rounds):
+        for contender in contenders if number % 2 == 0 else reversed(contenders):
+            contender.times_s.append(contender.measure())

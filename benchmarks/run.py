@@ -1,0 +1,165 @@
+"""Measures Cokernel beside its peers and prints what came out.
+
+    python benchmarks/run.py [--rounds N] [--only CASE ...] [--no-interpret] [--json FILE]
+
+Times are medians over rounds in which all contenders of a case take turns; ratios are medians of
+the ratios within each round. Run it on a machine that does nothing else.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+
+import jax
+import measure
+import native
+from measure import Case
+from rich.console import Console
+from rich.table import Table
+
+INTERPRET_LIMIT_S = 60
+
+
+def duration(seconds: float) -> str:
+    """Returns the time in the unit that suits it, with three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def case_table(case: Case) -> Table:
+    """Returns the table of one case: each contender's time, beside the first one's."""
+    table = Table(title=f"({case.key}) {case.title}", title_justify="left")
+    table.add_column("contender")
+    for heading in ("median", "fastest", f"{case.contenders[0].name} / this", "first call"):
+        table.add_column(heading, justify="right")
+    for contender in case.contenders:
+        first_call = contender.first_call_s
+        table.add_row(
+            contender.name,
+            duration(contender.median_s),
+            duration(min(contender.times_s)),
+            f"{measure.ratio(case.contenders[0], contender):.2f}",
+            "" if first_call is None else duration(first_call),
+        )
+    return table
+
+
+def goal_lines(case: Case) -> list[dict]:
+    """Returns, for each goal of the case, what was expected and what was measured."""
+    lines = []
+    for goal in case.goals:
+        value = goal.measured(case.by_name())
+        if goal.peer is None:
+            text = f"{goal.subject}: {duration(value)}, expected at most {duration(goal.bound)}"
+        else:
+            text = f"{goal.subject}: {value:.2f} x {goal.peer}, expected at most {goal.bound:.2f}"
+        lines.append(
+            {"text": text, "value": value, "bound": goal.bound, "met": value <= goal.bound}
+        )
+    return lines
+
+
+def interpreted(name: str, mode: str) -> dict:
+    """Runs one kernel under one interpret mode, in a process that may hang or die."""
+    program = pathlib.Path(__file__).with_name("interpret.py")
+    command = [sys.executable, str(program), name, mode]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INTERPRET_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return {"refused": f"no result within {INTERPRET_LIMIT_S} s"}
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines() or ["no message"]
+        return {"refused": f"exit status {done.returncode}: {last[-1]}"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def shown(outcome: dict) -> str:
+    """Returns the outcome of an interpreted run in words."""
+    if "refused" in outcome:
+        return f"refused: {outcome['refused']}"
+    return duration(outcome["seconds"]) + ("" if outcome["right"] else ", and a wrong result")
+
+
+def interpret_table(names: list[str]) -> tuple[Table, dict]:
+    """Returns the table of the interpret modes, and the same as data."""
+    import interpret
+
+    table = Table(title="Under JAX's interpret modes, at small sizes", title_justify="left")
+    for heading in ("kernel", "size", "mode", "one call"):
+        table.add_column(heading, overflow="fold")
+    data: dict = {}
+    for name in names:
+        for mode in interpret.MODES:
+            outcome = data.setdefault(name, {})[mode] = interpreted(name, mode)
+            table.add_row(name, interpret.SMALL[name], mode, shown(outcome))
+    return table, data
+
+
+def measure_case(name: str, limits, rounds: int) -> Case:
+    """Builds the case called `name`, measures it, and returns it."""
+    import cases
+
+    import cokernel
+
+    with cokernel.target("v6e"):
+        case = cases.CASES[name](limits)
+        measure.run(case.contenders, rounds)
+    return case
+
+
+def main() -> int:
+    """Runs what the command line asks for; returns 1 when a goal was missed."""
+    names = ["semaphore", "empty", "gather", "affine", "workers"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="CASE")
+    parser.add_argument("--no-interpret", action="store_true")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
+    options = parser.parse_args()
+
+    console = Console(highlight=False)
+    console.width = max(console.width, 110)
+    limits = native.build()
+    # The start of JAX's own machinery belongs to nobody's first call.
+    jax.block_until_ready(jax.jit(lambda x: x - 1)(1.0))
+    load = os.getloadavg()[0]
+    console.print(
+        f"{platform.system()} on {platform.machine()}, {os.cpu_count()} processors,"
+        f" load {load:.1f}, Python {platform.python_version()}, JAX {jax.__version__},"
+        f" {options.rounds} rounds"
+    )
+    results: dict = {"load": load, "rounds": options.rounds, "cases": {}}
+    goals = []
+    for name in options.only:
+        case = measure_case(name, limits, options.rounds)
+        console.print(case_table(case))
+        results["cases"][name] = {
+            "contenders": {
+                c.name: {"times_s": c.times_s, "first_call_s": c.first_call_s}
+                for c in case.contenders
+            },
+            "goals": goal_lines(case),
+        }
+        goals += results["cases"][name]["goals"]
+    if not options.no_interpret:
+        table, results["interpret"] = interpret_table(options.only)
+        console.print(table)
+    for goal in goals:
+        console.print(
+            f"[green]met[/]     {goal['text']}"
+            if goal["met"]
+            else f"[red]missed[/]  {goal['text']}"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1))
+    return 0 if all(goal["met"] for goal in goals) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
