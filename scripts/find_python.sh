@@ -17,7 +17,7 @@ candidates() {
   local version root
   for version in "$wanted" 3.13 3.12 3.14; do
     type -aP "python$version"
-    for root in ${PYENV_ROOT:+"$PYENV_ROOT"} "$HOME/.pyenv" /opt/pyenv; do
+    for root in ${PYENV_ROOT:+"$PYENV_ROOT"} "$HOME/.pyenv"; do
       ls -d "$root"/versions/"$version"*/bin/python"$version" 2>/dev/null
     done
     ls -d "$HOME"/.local/share/uv/python/cpython-"$version"*/bin/python"$version" 2>/dev/null
