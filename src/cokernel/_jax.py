@@ -11,6 +11,7 @@ imports each name on its own. Names are grouped by what they are for, and sorted
 from jax._src.api_util import debug_info
 from jax._src.core import AbstractValue
 from jax._src.core import DebugInfo
+from jax._src.core import DropVar
 from jax._src.core import Jaxpr
 from jax._src.core import JaxprEqn
 from jax._src.core import JaxprPpContext
@@ -95,3 +96,39 @@ from jax._src.interpreters.mlir import register_lowering
 from jax._src.interpreters import ad
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval
+
+# Ref transforms
+from jax._src.indexing import Slice
+from jax._src.pallas.mosaic.core import AccessAssumptionTransform
+from jax._src.pallas.mosaic.sc_core import Indices
+from jax._src.pallas.mosaic.sc_core import SharedMemRefSliceTransform
+from jax._src.state.indexing import NDIndexer
+from jax._src.state.types import BitcastTransform
+from jax._src.state.types import MemorySpaceCastTransform
+from jax._src.state.types import ReshapeTransform
+from jax._src.state.types import SelectTransform
+from jax._src.state.types import TransposeTransform
+from jax._src.state.utils import eval_bitcast_shape
+
+# Semaphores
+from jax._src.pallas.core import AbstractSemaphoreTy
+
+# Primitives of Refs, control flow and calls
+from jax._src.ad_checkpoint import remat_p
+from jax._src.core import closed_call_p
+from jax._src.core import empty_ref_p
+from jax._src.core import ref_p
+from jax._src.custom_derivatives import custom_jvp_call_p
+from jax._src.custom_derivatives import custom_vjp_call_p
+from jax._src.lax.control_flow.conditionals import cond_p
+from jax._src.lax.control_flow.loops import scan_p
+from jax._src.lax.control_flow.loops import while_p
+from jax._src.pallas import primitives as pallas_primitives
+from jax._src.pallas.mosaic import primitives as tpu_primitives
+from jax._src.pallas.mosaic import sc_primitives
+from jax._src.pjit import jit_p
+from jax._src.source_info_util import user_frame
+from jax._src.state.primitives import addupdate_p
+from jax._src.state.primitives import broadcast_to_p
+from jax._src.state.primitives import get_p
+from jax._src.state.primitives import swap_p

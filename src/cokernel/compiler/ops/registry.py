@@ -43,6 +43,9 @@ class Operation:
 # Emits one element, or as many as the builder has lanes, from registers of the same width.
 ElementRule = Callable[..., ir.Value]
 
+# The rules of elementwise primitives, for other rules that need one of them, such as a reduction its addition.
+ELEMENT_RULES: dict[Any, ElementRule] = {}
+
 
 def elementwise(*primitives: Any) -> Callable[[ElementRule], ElementRule]:
     """Registers `function(builder, operation, *registers) -> register` as the rule of elementwise primitives."""
@@ -52,6 +55,7 @@ def elementwise(*primitives: Any) -> Callable[[ElementRule], ElementRule]:
             return apply_elementwise(context, function, eqn.params, eqn.outvars[0].aval, operands)
 
         rule(*primitives)(whole)
+        ELEMENT_RULES.update(dict.fromkeys(primitives, function))
         return function
 
     return register

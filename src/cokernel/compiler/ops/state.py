@@ -1,0 +1,43 @@
+"""Reads, writes and sums through Refs."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from cokernel import _jax
+from cokernel.compiler.context import Context
+from cokernel.compiler.ops.registry import ELEMENT_RULES, apply_elementwise, rule
+from cokernel.compiler.refs import RefValue, accumulate, read, resolve, write
+from cokernel.compiler.values import Value
+
+
+@rule(_jax.get_p)
+def _get(context: Context, eqn: Any, ref: RefValue, *indices: Any) -> Value:
+    transforms = jax.tree.unflatten(eqn.params["tree"], indices)
+    return read(context, resolve(context, ref, transforms, "read"))
+
+
+@rule(_jax.swap_p)
+def _swap(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any) -> Value | None:
+    transforms = jax.tree.unflatten(eqn.params["tree"], indices)
+    view = resolve(context, ref, transforms, "write")
+    [result] = eqn.outvars
+    old = None if isinstance(result, _jax.DropVar) else context.keep(read(context, view))
+    write(context, view, value)
+    # A dropped result still takes its place in the list of results.
+    return value if old is None else old
+
+
+@rule(_jax.addupdate_p)
+def _addupdate(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any) -> None:
+    transforms = jax.tree.unflatten(eqn.params["tree"], indices)
+    view = resolve(context, ref, transforms, "addupdate")
+    accumulate(context, view, value, lambda left, right: add_values(context, left, right))
+
+
+def add_values(context: Context, left: Value, right: Value) -> Value:
+    """The sum of two values of one shape and dtype, by the rule of `lax.add`."""
+    aval = _jax.ShapedArray(left.shape, np.dtype(left.dtype))
+    return apply_elementwise(context, ELEMENT_RULES[lax.add_p], {}, aval, [left, right])
