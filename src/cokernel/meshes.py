@@ -99,7 +99,8 @@ class _Hooks:
         with self._lock:
             if self._users == 0:
                 self._original_registry = _jax.tpu_info.registry
-                _jax.tpu_info.registry = _TargetRegistry(self._original_registry)
+                replacement: Any = _TargetRegistry(self._original_registry)
+                _jax.tpu_info.registry = replacement
                 _jax.jaxlib_extension.Device.num_cores = property(_num_cores_of_device)
             self._users += 1
 

@@ -5,7 +5,6 @@ arguments, then what any of the programs closes over, then the outputs, then the
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cokernel import _jax, meshes, parameters
+from cokernel.closures import unify
 from cokernel.primitive import mpmd_map_p, tracing_context
+from cokernel.signature import KernelSpec, Signature, function_name, is_ref
 
 _PYTHON_VALUES = (bool, int, float, complex, np.ndarray, np.generic)
 
@@ -146,33 +147,6 @@ def kernel(
     return make(list(zip(mesh, body, strict=True)))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class KernelSpec:
-    """What `mpmd_map` was given, checked as far as it can be without arguments."""
-
-    programs: tuple[tuple[Any, Callable[..., None]], ...]
-    out_types: Any
-    scratch_types: Any
-    compiler_params: Any
-    interpret: Any
-    debug: bool
-    cost_estimate: Any
-    name: str | None
-    metadata: Any
-    input_output_aliases: tuple[tuple[int, int], ...]
-    target: str | None
-
-    @property
-    def meshes(self) -> tuple[Any, ...]:
-        """The mesh of each program."""
-        return tuple(mesh for mesh, _ in self.programs)
-
-    @property
-    def title(self) -> str:
-        """The name of the kernel as a whole, an identifier where possible."""
-        return self.name or "_and_".join(_function_name(fn) for _, fn in self.programs)
-
-
 def _checked_programs(meshes_and_fns: Any) -> tuple[tuple[Any, Callable[..., None]], ...]:
     programs = tuple(meshes_and_fns)
     if not programs:
@@ -191,12 +165,6 @@ def _checked_programs(meshes_and_fns: Any) -> tuple[tuple[Any, Callable[..., Non
     return tuple((mesh, fn) for mesh, fn in programs)
 
 
-def _function_name(fn: Callable[..., Any]) -> str:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
 def _callable_kernel(spec: KernelSpec) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         return _trace_and_bind(spec, args)
@@ -209,24 +177,16 @@ def _callable_kernel(spec: KernelSpec) -> Callable[..., Any]:
         # other way, where it can be seen whether one of them is passed and closed over as well;
         # the primitive's own implementation is jitted too.
         is_eager = _jax.trace_state_clean()
-        if not is_eager or any(map(_is_ref, _jax.tracing_registry.flatten(args)[0])):
+        if not is_eager or any(map(is_ref, _jax.tracing_registry.flatten(args)[0])):
             return _trace_and_bind(spec, args)
         if _jax.config.disable_jit.value:
             with _jax.config.disable_jit(False):
                 return run_jitted(*args)
         return run_jitted(*args)
 
-    functools.update_wrapper(wrapper, run)
-    if len(spec.programs) == 1:
-        wrapper.__doc__ = spec.programs[0][1].__doc__
-    del wrapper.__wrapped__
+    wrapper.__name__ = wrapper.__qualname__ = spec.title
+    wrapper.__doc__ = "\n\n".join(fn.__doc__ for _, fn in spec.programs if fn.__doc__) or None
     return wrapper
-
-
-def _is_ref(value: Any) -> bool:
-    if isinstance(value, _jax.Ref):
-        return True
-    return isinstance(value, _jax.Tracer) and isinstance(value.aval, _jax.AbstractRef)
 
 
 def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
@@ -241,7 +201,7 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
     for (mesh, fn), program_name in zip(spec.programs, program_names, strict=True):
         traced.append(_trace_program(signature, mesh, fn, program_name))
     signature.check_refs_passed_once(traced[0].debug_info.arg_names)
-    jaxprs, consts = _unify(signature, traced)
+    jaxprs, consts = unify(signature, traced)
 
     if spec.debug:
         for mesh, jaxpr in zip(spec.meshes, jaxprs, strict=True):
@@ -268,219 +228,6 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
     return signature.out_tree.unflatten(flat_outs)
 
 
-class Signature:
-    """The types of one call: of its arguments, outputs and scratch, outside and inside.
-
-    Attributes:
-      in_avals: the type of each argument's leaf, outside the kernel.
-      out_avals: the type of each output, outside.
-      out_tree: how the outputs are arranged for the caller.
-      body_args, body_kwargs: the types of what every program receives, arranged as it is passed.
-    """
-
-    def __init__(self, spec: KernelSpec, flat_args: Sequence[Any], in_tree: Any):
-        self.spec = spec
-        self.flat_args = flat_args
-        self.in_avals = [jax.typeof(x) for x in flat_args]
-        out_leaves, self.out_tree = jax.tree.flatten(spec.out_types)
-        out_paths = [path for path, _ in jax.tree.leaves_with_path(spec.out_types)]
-        self._out_leaves = out_leaves
-        self.out_avals = [
-            _out_aval(leaf, path, spec) for path, leaf in zip(out_paths, out_leaves, strict=True)
-        ]
-        scratch_leaves, scratch_tree = jax.tree.flatten(spec.scratch_types)
-        scratch_paths = [path for path, _ in jax.tree.leaves_with_path(spec.scratch_types)]
-        scratch_avals = [
-            _scratch_aval(leaf, path, spec)
-            for path, leaf in zip(scratch_paths, scratch_leaves, strict=True)
-        ]
-        self.num_inputs = len(self.in_avals)
-        self.num_outputs = len(self.out_avals)
-        self.num_scratch = len(scratch_avals)
-
-        space = default_memory_space(spec.meshes)
-        inputs = jax.tree.map(
-            functools.partial(_to_ref_aval, default_space=space),
-            in_tree.unflatten(self.in_avals),
-            is_leaf=lambda x: isinstance(x, _jax.TransformedRef),
-        )
-        outputs = self.out_tree.unflatten([_to_ref_aval(a, space) for a in self.out_avals])
-        scratch = scratch_tree.unflatten(scratch_avals)
-        self.body_args = [*inputs, *_positional(outputs)]
-        self.body_kwargs: dict[str, Any] = {}
-        if isinstance(scratch, Mapping):
-            self.body_kwargs = dict(scratch)
-        else:
-            self.body_args.extend(_positional(scratch))
-
-    def describe_counts(self) -> str:
-        """Says of what the arguments of a program consist."""
-        num_args = len(self.body_args) + len(self.body_kwargs)
-        num_scratch = 0
-        scratch = self.spec.scratch_types
-        if isinstance(scratch, Mapping):
-            num_scratch = len(scratch)
-        else:
-            num_scratch = len(_positional(scratch))
-        num_outputs = len(_positional(self.spec.out_types))
-        num_inputs = num_args - num_outputs - num_scratch
-        return (
-            f"{num_args} ({num_inputs} from the call, {num_outputs} from out_types, "
-            f"{num_scratch} from scratch_types)"
-        )
-
-    def check_aliases(self) -> None:
-        """Checks that aliased inputs and outputs exist and have equal shapes and dtypes."""
-        seen_outputs = set()
-        for in_index, out_index in self.spec.input_output_aliases:
-            if not 0 <= in_index < self.num_inputs or not 0 <= out_index < self.num_outputs:
-                raise ValueError(
-                    f"input_output_aliases of kernel {self.spec.title!r} maps input {in_index} to "
-                    f"output {out_index}, but the kernel has {self.num_inputs} inputs and "
-                    f"{self.num_outputs} outputs"
-                )
-            if out_index in seen_outputs:
-                raise ValueError(
-                    f"input_output_aliases of kernel {self.spec.title!r} maps two inputs to output "
-                    f"{out_index}"
-                )
-            seen_outputs.add(out_index)
-            in_aval, out_aval = self.in_avals[in_index], self.out_avals[out_index]
-            if (in_aval.shape, in_aval.dtype) != (out_aval.shape, out_aval.dtype):
-                raise ValueError(
-                    f"input_output_aliases of kernel {self.spec.title!r} maps input {in_index} of "
-                    f"type {in_aval.str_short()} to output {out_index} of type "
-                    f"{out_aval.str_short()}; an output can only overwrite an input of its own type"
-                )
-
-    def check_refs_passed_once(self, arg_names: Sequence[str]) -> None:
-        """Checks that no Ref is passed as two arguments."""
-        names: dict[int, str] = {}
-        for value, name in zip(self.flat_args, arg_names, strict=False):
-            if not _is_ref(value):
-                continue
-            key = id(_jax.get_referent(value))
-            if key in names:
-                raise ValueError(
-                    f"kernel {self.spec.title!r} received the same Ref twice, as {names[key]!r} "
-                    f"and as {name!r}; pass it once"
-                )
-            names[key] = name
-
-    def external_meshes(self, consts: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the meshes that Refs from outside are tied to and that no program runs on."""
-        found: list[Any] = []
-        for aval in (*self.in_avals, *self.out_avals, *map(jax.typeof, consts)):
-            space = getattr(aval, "memory_space", None)
-            if isinstance(space, _jax.CoreMemorySpace) and (
-                space.mesh not in self.spec.meshes and space.mesh not in found
-            ):
-                found.append(space.mesh)
-        if found:
-            meshes.check_compatible([*self.spec.meshes, *found])
-        return tuple(found)
-
-    def out_avals_seen_from_outside(self, jaxprs: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the output types, with the shard_map axes they vary over where none are given.
-
-        An output may differ wherever an argument differs or a program asks for its position.
-        """
-        if not _jax.config._check_vma.value:
-            return tuple(self.out_avals)
-        own_axes = {name for mesh in self.spec.meshes for name in mesh.shape}
-        varying = {
-            effect.name
-            for jaxpr in jaxprs
-            for effect in jaxpr.effects
-            if isinstance(effect, _jax.NamedAxisEffect) and effect.name not in own_axes
-        }
-        for aval in self.in_avals:
-            if isinstance(aval, _jax.ShapedArray):
-                varying |= aval.manual_axis_type.varying
-        joined = _jax.ManualAxisType(varying=frozenset(varying))
-        return tuple(
-            aval.update(manual_axis_type=joined)
-            if isinstance(aval, _jax.ShapedArray)
-            and getattr(leaf, "manual_axis_type", None) is None
-            else aval
-            for leaf, aval in zip(self._out_leaves, self.out_avals, strict=True)
-        )
-
-
-def _positional(tree: Any) -> list[Any]:
-    """Returns the arguments that a pytree of outputs or scratch stands for."""
-    if tree is None:
-        return []
-    return list(tree) if isinstance(tree, Sequence) else [tree]
-
-
-def default_memory_space(all_meshes: Sequence[Any]) -> Any:
-    """Returns where the Refs of plain arrays live: where the meshes say, or HBM if they differ."""
-    spaces = {mesh.default_memory_space for mesh in all_meshes}
-    return spaces.pop() if len(spaces) == 1 else _jax.TpuMemorySpace.HBM
-
-
-def _out_aval(leaf: Any, path: Any, spec: KernelSpec) -> Any:
-    where = f"out_types{jax.tree_util.keystr(path)} of kernel {spec.title!r}"
-    if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.manual_axis_type is None:
-        # JAX insists on it under `shard_map(check_vma=True)`; ours is found after tracing.
-        leaf = leaf.update(manual_axis_type=_jax.ManualAxisType())
-    try:
-        return _jax.convert_out_type_to_aval(leaf)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise TypeError(
-            f"{where} must be a jax.ShapeDtypeStruct, a memory reference such as "
-            f"pltpu.HBM((8,), jnp.float32) or a semaphore type, got {leaf!r}: {error}"
-        ) from error
-
-
-def _scratch_aval(leaf: Any, path: Any, spec: KernelSpec) -> Any:
-    where = f"scratch_types{jax.tree_util.keystr(path)} of kernel {spec.title!r}"
-    if not hasattr(leaf, "get_ref_aval"):
-        raise TypeError(
-            f"{where} must be a memory reference such as pltpu.VMEM((8,), jnp.float32), or a "
-            f"semaphore type, got {leaf!r}"
-        )
-    aval = leaf.get_ref_aval()
-    space = aval.memory_space
-    if isinstance(space, _jax.CoreMemorySpace):
-        if space.mesh not in spec.meshes:
-            raise ValueError(
-                f"{where} is tied to {space.mesh}, on which no program of the kernel runs; its "
-                f"meshes are {', '.join(map(str, spec.meshes))}"
-            )
-        return aval
-    if len(spec.meshes) == 1 or space == _jax.TpuMemorySpace.HBM:
-        return aval
-    groups = {meshes.shared_memory_group(mesh) for mesh in spec.meshes} - {None}
-    if space == _jax.TpuMemorySpace.VMEM_SHARED and len(groups) == 1:
-        return aval
-    raise ValueError(
-        f"{where} does not say to which of the kernel's {len(spec.meshes)} meshes it belongs: "
-        f"write `{space}(...) @ mesh` for {aval.str_short()}"
-    )
-
-
-def _to_ref_aval(aval: Any, default_space: Any) -> Any:
-    """Returns the type that a program sees for a value of type `aval` outside."""
-    match aval:
-        case _jax.AbstractRef() | _jax.TransformedRef():
-            return aval
-        case _jax.ShapedArray():
-            space = aval.memory_space
-            if space == _jax.ArrayMemorySpace.Device:
-                space = default_space
-            # Inside the kernel there is one device, and a Ref has no weak type.
-            inner = aval.update(weak_type=False, manual_axis_type=_jax.ManualAxisType())
-            return _jax.AbstractRef(inner, memory_space=space)
-        case _ if hasattr(aval, "get_ref_aval"):
-            return aval.get_ref_aval()
-        case _jax.AbstractValue():
-            return _jax.AbstractRef(aval, memory_space=None)
-        case _:
-            raise TypeError(f"a kernel cannot take an argument of type {aval!r}")
-
-
 def _check_outer_axes(spec: KernelSpec) -> None:
     outer = _jax.get_axis_env().axis_sizes
     for mesh in spec.meshes:
@@ -493,7 +240,7 @@ def _check_outer_axes(spec: KernelSpec) -> None:
 
 
 def _distinct_names(spec: KernelSpec) -> list[str]:
-    names = [spec.name or _function_name(fn) for _, fn in spec.programs]
+    names = [spec.name or function_name(fn) for _, fn in spec.programs]
     if len(set(names)) < len(names):
         names = [f"{n}__{mesh.core_type}" for n, mesh in zip(names, spec.meshes, strict=True)]
     if len(set(names)) < len(names):
@@ -505,7 +252,7 @@ def _distinct_names(spec: KernelSpec) -> list[str]:
 def _trace_program(signature: Signature, mesh: Any, fn: Callable[..., Any], name: str) -> Any:
     spec = signature.spec
     info = _jax.debug_info("mpmd_map", fn, signature.body_args, signature.body_kwargs)
-    info = info.replace_func_name(name)
+    info = info.replace_func_name(name)._replace(arg_names=signature.plain_names(info.arg_names))
     _check_call(signature, fn, info.func_src_info)
     in_tree = _jax.flatten_to_tree((signature.body_args, signature.body_kwargs))
     with _advice_on_missing_target(), tracing_context(mesh, spec.meshes, spec.target):
@@ -513,10 +260,11 @@ def _trace_program(signature: Signature, mesh: Any, fn: Callable[..., Any], name
     if jaxpr.consts:
         # What a function closes over can change between calls, so it is traced each time.
         _jax.trace_to_jaxpr.evict_weakref(fn)
-    if out_tree.tree != jax.tree.structure(None):
+    returned = out_tree.unflatten()
+    if returned is not None:
         raise ValueError(
             f"program {info.func_src_info} must return None and write its results to its output "
-            f"Refs, but it returned {out_tree.tree}"
+            f"Refs, but it returned {returned}"
         )
     _check_axis_names(spec, mesh, jaxpr)
     return jaxpr
@@ -576,92 +324,3 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
         yield eqn
         for inner in _jax.jaxprs_in_params(eqn.params):
             yield from all_equations(inner)
-
-
-def _unify(signature: Signature, traced: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Turns what programs close over into inputs that all of them have, each once.
-
-    Returns the programs' jaxprs without constants, and the values for the new inputs, which come
-    after those of the call.
-    """
-    fns = [fn for _, fn in signature.spec.programs]
-    for jaxpr, fn in zip(traced, fns, strict=True):
-        _check_consts(jaxpr, _closed_over_names(fn))
-    consts: dict[int, Any] = {}
-    for jaxpr in traced:
-        for const in jaxpr.consts:
-            consts.setdefault(id(_jax.get_referent(const)), const)
-    if not consts:
-        return list(traced), []
-
-    arg_names = traced[0].debug_info.arg_names
-    passed = {
-        id(_jax.get_referent(value)): name
-        for value, name in zip(signature.flat_args, arg_names, strict=False)
-        if _is_ref(value)
-    }
-    names: dict[int, str] = {}
-    for fn in fns:
-        names = {**_closed_over_names(fn), **names}
-    for key in consts:
-        if key in passed:
-            raise ValueError(
-                f"kernel {signature.spec.title!r} receives a Ref as {passed[key]!r} and a program "
-                f"closes over the same Ref as {names.get(key, 'a variable')!r}; use only one of "
-                "the two"
-            )
-    const_names = tuple(names.get(key, "") for key in consts)
-    return [_with_const_inputs(jaxpr, consts, const_names, signature) for jaxpr in traced], list(
-        consts.values()
-    )
-
-
-def _with_const_inputs(
-    jaxpr: Any, consts: Mapping[int, Any], const_names: tuple[str, ...], signature: Signature
-) -> Any:
-    own = {
-        id(_jax.get_referent(const)): var
-        for const, var in zip(jaxpr.consts, jaxpr.constvars, strict=True)
-    }
-    const_vars = [
-        own[key] if key in own else _jax.Var(jax.typeof(const)) for key, const in consts.items()
-    ]
-    n = signature.num_inputs
-    names = jaxpr.debug_info.arg_names
-    info = jaxpr.debug_info._replace(arg_names=(*names[:n], *const_names, *names[n:]))
-    return jaxpr.replace(
-        constvars=(),
-        invars=[*jaxpr.invars[:n], *const_vars, *jaxpr.invars[n:]],
-        debug_info=info,
-    )
-
-
-def _closed_over_names(fn: Callable[..., Any]) -> dict[int, str]:
-    """Returns the names of the variables that a function closes over, by the value's identity."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    try:
-        variables = inspect.getclosurevars(inspect.unwrap(fn))
-    except (TypeError, ValueError):
-        return {}
-    return {
-        id(_jax.get_referent(value)): name
-        for name, value in (variables.globals | variables.nonlocals).items()
-    }
-
-
-def _check_consts(jaxpr: Any, names: Mapping[int, str]) -> None:
-    refused = []
-    for const in jaxpr.consts:
-        aval = jax.typeof(const)
-        if isinstance(aval, _jax.AbstractRef) or (
-            isinstance(aval, _jax.ShapedArray) and not aval.shape
-        ):
-            continue
-        name = names.get(id(_jax.get_referent(const)), "an unnamed array")
-        refused.append(f"{name} of type {aval.str_short()}")
-    if refused:
-        raise ValueError(
-            f"program {jaxpr.debug_info.func_src_info} closes over arrays: {', '.join(refused)}. "
-            "A program can close over scalars and Refs; pass arrays to the kernel as arguments"
-        )

@@ -5,7 +5,7 @@ from typing import Any
 
 from cokernel import _jax
 from cokernel.primitive import mpmd_map_p
-from cokernel.tracing import default_memory_space
+from cokernel.signature import default_memory_space
 
 
 def written_inputs(in_avals: Sequence[Any], jaxprs: Sequence[Any]) -> list[int]:
