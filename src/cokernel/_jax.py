@@ -117,7 +117,10 @@ from jax._src.pallas.core import AbstractSemaphoreTy
 from jax._src.ad_checkpoint import remat_p
 from jax._src.core import closed_call_p
 from jax._src.core import empty_ref_p
+from jax._src.core import eval_jaxpr_p
+from jax._src.core import freeze_p
 from jax._src.core import ref_p
+from jax._src.core import stage_p
 from jax._src.custom_derivatives import custom_jvp_call_p
 from jax._src.custom_derivatives import custom_vjp_call_p
 from jax._src.lax.control_flow.conditionals import cond_p

@@ -81,6 +81,46 @@ class Context:
             ("private", offset), lambda builder: self.function.advance(base, offset, builder)
         )
 
+    def operand_address(self, number: int) -> ir.Value:
+        """The address of a buffer of the custom call."""
+        return self.kernel.operand_address(self.function, number)
+
+    def axis_coordinate(self, axis: Any) -> ir.Value:
+        """This core's position on an axis of its mesh, or the device's on an axis around the kernel; an i32."""
+        function = self.function
+        if isinstance(axis, tuple | list):
+            sizes = [self.axis_size(name) for name in axis]
+            total: ir.Value = ir.Constant(i32, 0)
+            for name, size in zip(axis, sizes, strict=True):
+                total = self.builder.add(
+                    self.builder.mul(total, ir.Constant(i32, size)), self.axis_coordinate(name)
+                )
+            return total
+        names = list(self.program.mesh.shape)
+        if axis in names:
+            offset = self.program_coordinate_offset(names.index(axis))
+            return function.at_entry(
+                ("axis", axis),
+                lambda builder: function.load_invariant(
+                    function.advance(function.core, offset, builder), i32, builder
+                ),
+            )
+        outer = self.kernel.outer_axes
+        if axis in outer:
+            number = self.kernel.operand_count + outer.index(axis)
+            return function.load_invariant(self.operand_address(number), i32)
+        raise ValueError(f"{self.describe()}: there is no axis {axis!r}; the program's mesh has {names}")
+
+    def axis_size(self, axis: Any) -> int:
+        """The size of an axis of the program's mesh or around the kernel."""
+        if axis in self.program.axis_sizes:
+            return self.program.axis_sizes[axis]
+        return self.kernel.outer_sizes[self.kernel.outer_axes.index(axis)]
+
+    def program_coordinate_offset(self, dimension: int) -> int:
+        """Where a core keeps its position in one dimension of its mesh."""
+        return self.function.offsets["Core.coordinates"] + 4 * dimension
+
     # Values.
 
     def settle(self, value: Expression) -> Value:

@@ -57,6 +57,8 @@ class RefValue:
     offset: int
     # The program whose cores own the instances, for PRIVATE and INSTANCES.
     program: int | None = None
+    # The mesh whose cores own the instances; it may have no program in this kernel (INSTANCES only).
+    mesh: Any = None
     # What keeps a scoped allocation reserved.
     owner: object = None
 
@@ -71,41 +73,32 @@ class RefValue:
     def address(self, context: Context) -> ir.Value:
         """The address of the instance that this core uses."""
         function = context.function
-        if self.place is Place.PRIVATE:
-            if self.program != context.program.index:
-                raise ValueError(
-                    f"{context.describe()}: {self.name!r} belongs to the cores of program "
-                    f"{context.kernel.program_names[self.program]!r}; name one of them with device_id to reach its instance"
-                )
-            return context.private_address(self.offset)
         if self.place is Place.SHARED:
             return function.advance(function.core_field("Core.shared", pointer), self.offset)
         if self.place is Place.DEVICE:
             return function.advance(function.core_field("Core.device", pointer), self.offset)
-        base = context.operand_address(self.offset)
-        if self.place is Place.INSTANCES:
-            if self.program != context.program.index:
-                raise ValueError(
-                    f"{context.describe()}: {self.name!r} belongs to the cores of program "
-                    f"{context.kernel.program_names[self.program]!r}; name one of them with device_id to reach its instance"
-                )
-            index = function.builder.sext(function.core_field("Core.index", i32), i64)
-            return function.advance(base, function.multiply(index, self.nbytes))
-        return base
-
-    def address_on(self, context: Context, core: ir.Value) -> ir.Value:
-        """The address of the instance that another core uses; `core` is that core's address."""
-        function = context.function
+        if self.place is Place.OPERAND:
+            return context.operand_address(self.offset)
+        if self.program != context.program.index:
+            owner = "another mesh" if self.program is None else f"program {context.kernel.program_names[self.program]!r}"
+            raise ValueError(
+                f"{context.describe()}: {self.name!r} belongs to the cores of {owner}; "
+                "name one of them with device_id to reach its instance"
+            )
         if self.place is Place.PRIVATE:
+            return context.private_address(self.offset)
+        return self.address_on(context, function.builder.sext(function.core_field("Core.index", i32), i64))
+
+    def address_on(self, context: Context, index: Index) -> ir.Value:
+        """The address of the instance that core number `index`, row-major, of the owning mesh uses."""
+        function = context.function
+        if self.place is Place.INSTANCES:
+            base = context.operand_address(self.offset)
+            return function.advance(base, function.multiply(index, self.nbytes))
+        if self.place is Place.PRIVATE:
+            core = context.kernel.core_address(context, self.program, index)
             memory = function.load_invariant(function.field(core, "Core.memory"), pointer)
             return function.advance(memory, self.offset)
-        if self.place is Place.SHARED:
-            shared = function.load_invariant(function.field(core, "Core.shared"), pointer)
-            return function.advance(shared, self.offset)
-        if self.place is Place.INSTANCES:
-            index = function.load_invariant(function.field(core, "Core.index"), i32)
-            offset = function.multiply(function.builder.sext(index, i64), self.nbytes)
-            return function.advance(context.operand_address(self.offset), offset)
         return self.address(context)
 
 

@@ -1,0 +1,74 @@
+"""Applying the rule of a primitive outside of any equation: how one rule builds on the arithmetic of another."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from cokernel.compiler.context import Context
+from cokernel.compiler.ops.registry import RULES
+from cokernel.compiler.values import Value
+
+
+@dataclasses.dataclass(frozen=True)
+class _Aval:
+    """As much of an abstract value as rules look at."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Variable:
+    aval: _Aval
+
+
+@dataclasses.dataclass(frozen=True)
+class _Equation:
+    """As much of an equation as the rule of an elementwise primitive looks at."""
+
+    primitive: Any
+    params: Mapping[str, Any]
+    invars: tuple[_Variable, ...]
+    outvars: tuple[_Variable, ...]
+
+
+def _variable(shape: Sequence[int], dtype) -> _Variable:
+    return _Variable(_Aval(tuple(shape), np.dtype(dtype)))
+
+
+def apply(
+    context: Context,
+    primitive: Any,
+    shape: Sequence[int],
+    dtype,
+    *operands: Value,
+    **params: Any,
+) -> Value:
+    """What a primitive with one result of this shape and dtype gives for these operands."""
+    inputs = tuple(_variable(operand.shape, operand.dtype) for operand in operands)
+    equation = _Equation(primitive, params, inputs, (_variable(shape, dtype),))
+    return RULES[primitive](context, equation, *operands)
+
+
+def convert(context: Context, operand: Value, dtype) -> Value:
+    """The operand as JAX converts it to another dtype."""
+    dtype = np.dtype(dtype)
+    if operand.dtype == dtype:
+        return operand
+    return apply(
+        context,
+        lax.convert_element_type_p,
+        operand.shape,
+        dtype,
+        operand,
+        new_dtype=dtype,
+        weak_type=False,
+        sharding=None,
+    )
