@@ -1,0 +1,34 @@
+// What depends on the operating system. Implemented in one file for each family of systems.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cokernel {
+
+// Nanoseconds of a clock that never goes back.
+int64_t now_ns();
+
+int hardware_threads();
+
+// Starts a detached thread that receives no signals, so that they keep going to the threads of the
+// program. Throws std::system_error if the system refuses.
+void start_thread(const char* name, void (*body)(void*), void* argument);
+
+// Registers what a child process must do after a fork: the threads of the parent do not exist
+// there.
+void after_fork_in_child(void (*function)());
+
+// Memory aligned to 128 bytes whose pages are not touched. Throws std::bad_alloc.
+char* allocate_block(std::size_t bytes);
+void free_block(char* block);
+
+// Ctrl-C. While it is watched, a SIGINT sets a flag and then runs the handler that was there
+// before. Watching starts only if a handler is installed: where the signal is ignored or ends the
+// process it keeps doing so. Called by one thread at a time.
+void watch_interrupts();
+void unwatch_interrupts();
+// Returns whether a SIGINT came since the last call.
+bool take_interrupt();
+
+}  // namespace cokernel
