@@ -23,6 +23,7 @@ from jax._src.core import Ref
 from jax._src.core import ShapedArray
 from jax._src.core import Tracer
 from jax._src.core import Var
+from jax._src.core import check_jaxpr
 from jax._src.core import custom_typechecks
 from jax._src.core import extend_axis_env_nd
 from jax._src.core import get_axis_env
@@ -36,6 +37,7 @@ from jax._src.dispatch import apply_primitive
 from jax._src.flattree import flatten as flatten_to_tree
 from jax._src.interpreters.partial_eval import trace_to_jaxpr
 from jax._src.lax.parallel import axis_index_p
+from jax._src.source_info_util import register_exclusion as exclude_from_sources
 from jax._src.source_info_util import summarize as summarize_source
 from jax._src.tree_util import tracing_registry
 from jax._src.xla_metadata import clear_xla_metadata
@@ -50,6 +52,7 @@ from jax._src.pallas.core import kernel_local_effects
 # Refs
 from jax._src.state.discharge import DischargeContext
 from jax._src.state.discharge import constrain as constrain_memory_space
+from jax._src.state.discharge import discharge_state
 from jax._src.state.discharge import discharged_aval
 from jax._src.state.discharge import register_discharge_rule
 from jax._src.state.types import AbstractRef
@@ -117,13 +120,13 @@ from jax._src.pallas.core import AbstractSemaphoreTy
 from jax._src.ad_checkpoint import remat_p
 from jax._src.core import closed_call_p
 from jax._src.core import empty_ref_p
-from jax._src.core import eval_jaxpr_p
 from jax._src.core import freeze_p
 from jax._src.core import ref_p
 from jax._src.core import stage_p
 from jax._src.custom_derivatives import custom_jvp_call_p
 from jax._src.custom_derivatives import custom_vjp_call_p
 from jax._src.lax.control_flow.conditionals import cond_p
+from jax._src.lax.control_flow.conditionals import platform_index_p
 from jax._src.lax.control_flow.loops import scan_p
 from jax._src.lax.control_flow.loops import while_p
 from jax._src.pallas import primitives as pallas_primitives

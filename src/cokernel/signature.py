@@ -140,6 +140,11 @@ class Signature:
                     f"{out_index}"
                 )
             seen_outputs.add(out_index)
+            if is_ref(self.flat_args[in_index]):
+                raise ValueError(
+                    f"input {in_index} of kernel {self.spec.title!r} is a Ref, which is written in "
+                    "place: take it out of input_output_aliases"
+                )
             in_aval, out_aval = self.in_avals[in_index], self.out_avals[out_index]
             if (in_aval.shape, in_aval.dtype) != (out_aval.shape, out_aval.dtype):
                 raise ValueError(

@@ -1,3 +1,9 @@
 """The primitive's rules, one module for each transformation; importing this registers them all."""
 
+import pathlib
+
+from cokernel import _jax
 from cokernel.rules import discharge as discharge
+
+# A message of JAX that names a line shall name the user's, and not one of these.
+_jax.exclude_from_sources(str(pathlib.Path(__file__).parent))

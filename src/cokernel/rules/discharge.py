@@ -39,45 +39,34 @@ def discharge(
 
     def placed(value: Any, in_index: int) -> Any:
         # A Ref in HBM is a plain array outside; a Ref in any other space stays in it.
-        if not isinstance(in_avals[in_index], _jax.AbstractRef):
+        if not ctx.should_discharge[in_index]:
             return value
         return _jax.constrain_memory_space(
             value, spaces[in_index], ctx.strip_memory_space, neutral_ms=(default_space,)
         )
 
-    # A Ref that the caller aliased to an output already comes out: what is written to it is that
-    # output.
-    aliases = dict(input_output_aliases)
-    returned = [index for index in written_inputs(in_avals, jaxprs) if index not in aliases]
+    returned = [index for index in written_inputs(in_avals, jaxprs) if ctx.should_discharge[index]]
     num_outputs = len(out_avals)
-    input_of_output = {out_index: in_index for in_index, out_index in input_output_aliases}
-    old_avals = [
-        in_avals[input_of_output[index]] if index in input_of_output else aval
-        for index, aval in enumerate(out_avals)
+    new_avals = [
+        _jax.discharged_aval(
+            in_avals[index], discharge=True, strip_memory_space=ctx.strip_memory_space
+        )
+        for index in returned
     ]
-    all_avals = [
-        _jax.discharged_aval(aval, discharge=True, strip_memory_space=ctx.strip_memory_space)
-        for aval in (*old_avals, *(in_avals[index] for index in returned))
-    ]
-    all_aliases = {**aliases, **{index: num_outputs + i for i, index in enumerate(returned)}}
+    new_aliases = [(index, num_outputs + i) for i, index in enumerate(returned)]
 
     results = mpmd_map_p.bind(
         *(placed(arg, index) for index, arg in enumerate(args)),
         jaxprs=tuple(_with_outputs(jaxpr, in_avals, num_outputs, returned) for jaxpr in jaxprs),
         meshes=meshes,
-        input_output_aliases=tuple(sorted(all_aliases.items())),
-        out_avals=tuple(all_avals),
+        input_output_aliases=tuple(sorted((*input_output_aliases, *new_aliases))),
+        out_avals=(*out_avals, *new_avals),
         **params,
     )
-    outputs, new_values = list(results[:num_outputs]), results[num_outputs:]
-    new_refs: list[Any] = [None] * len(in_avals)
-    for index, value in zip(returned, new_values, strict=True):
-        new_refs[index] = placed(value, index)
-    for in_index, out_index in input_output_aliases:
-        outputs[out_index] = placed(outputs[out_index], in_index)
-        if isinstance(in_avals[in_index], _jax.AbstractRef):
-            new_refs[in_index] = outputs[out_index]
-    return new_refs, outputs
+    new_values: list[Any] = [None] * len(in_avals)
+    for index, value in zip(returned, results[num_outputs:], strict=True):
+        new_values[index] = placed(value, index)
+    return new_values, list(results[:num_outputs])
 
 
 def _with_outputs(
