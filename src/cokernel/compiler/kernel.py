@@ -14,6 +14,7 @@ from cokernel.compiler.context import Context, Program
 from cokernel.compiler.dtypes import i32, i64, pointer
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.memory import ALIGNMENT, Arena, round_up
+from cokernel.compiler.ops import load_rules
 from cokernel.compiler.program import argument_names, inner_jaxprs, lower_jaxpr, may_suspend
 from cokernel.compiler.refs import Place, RefValue
 from cokernel.compiler.sites import SiteTable
@@ -233,6 +234,7 @@ class Kernel:
 
     def compile(self) -> CompiledKernel:
         """Emits all programs and returns their IR with the plan of memory."""
+        load_rules()
         for program, jaxpr, refs in zip(self.programs, self.jaxprs, self.refs, strict=True):
             function = FunctionBuilder(
                 self.module,

@@ -97,7 +97,7 @@ def lower_jaxpr(context: Context, jaxpr: Any, arguments: Sequence[Any], constant
                 result = context.materialise(result)
             env[variable] = result
         del results
-        for atom in {*eqn.invars, *eqn.outvars} - {*jaxpr.outvars} if eqn.invars or eqn.outvars else ():
+        for atom in (*eqn.invars, *eqn.outvars):
             if isinstance(atom, _jax.Var) and last_use.get(atom, -1) <= number:
                 env.pop(atom, None)
     context.line = enclosing

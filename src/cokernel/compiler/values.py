@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -25,9 +25,6 @@ from cokernel.compiler import dtypes
 from cokernel.compiler.dtypes import i8, i32
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.memory import Allocation
-
-if TYPE_CHECKING:
-    from cokernel.compiler.context import Context
 
 # An array of at most this many elements and bytes lives in vector registers.
 PACKED_ELEMENTS = 64
@@ -355,46 +352,3 @@ def shuffle(function: FunctionBuilder, register: ir.Value, lanes: Sequence[int])
 def make_packed(shape: Sequence[int], dtype, register: ir.Value) -> Value:
     """The value of a register that holds the elements of a small array."""
     return (Packed if shape else Scalar)(tuple(shape), np.dtype(dtype), register)
-
-
-def remap(
-    context: "Context",
-    operand: Value,
-    shape: Sequence[int],
-    source: Callable[[FunctionBuilder, Sequence[Index]], Sequence[Index]],
-    *,
-    strides: Sequence[int] | None = None,
-    first: Sequence[int] | None = None,
-) -> Value:
-    """An array whose elements are elements of `operand` at other places: transpose, slice, reverse, broadcast, reshape.
-
-    `source` maps an index of the result to the index in the operand, with the index arithmetic of FunctionBuilder, so that it
-    serves ints at compile time and LLVM values alike; it may use no LLVM value from outside. Where the mapping is affine,
-    `strides` gives for each dimension of the result its step through the operand in units of the operand's own dimensions:
-    pass the result's strides for a Buffer operand through `affine` instead of computing them by hand.
-    """
-    shape = tuple(shape)
-    function = context.function
-    if isinstance(operand, Buffer) and strides is not None:
-        start = function.linear_index(first or [], operand.strides) if first is not None else 0
-        address = operand.address
-        if start:
-            address = operand.element_address(function, list(first or []))
-        return operand.view(shape, tuple(strides), address)
-    if isinstance(operand, Scalar | Packed) and (not shape or is_small(shape, operand.dtype)):
-        from_strides = row_major(operand.shape)
-        picks = [
-            int(function.linear_index(list(source(function, list(index))), from_strides))
-            for index in itertools.product(*map(range, shape))
-        ]
-        return make_packed(shape, operand.dtype, shuffle(function, operand.register, picks))
-    if isinstance(operand, Packed) and operand.size > 1:
-        operand = context.materialise(operand)
-
-    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
-        return operands[0].element(builder, list(source(builder.function, index)))
-
-    result = Expression(
-        shape, operand.dtype, (operand,), emit, is_cheap=not isinstance(operand, Expression) or operand.is_cheap
-    )
-    return context.settle(result)

@@ -51,19 +51,25 @@ class View:
         for position, step in zip(index, self.steps, strict=True):
             if step is not None:
                 dimension, stride = step
-                source[dimension] = function.add(source[dimension], function.multiply(position, stride))
+                source[dimension] = function.add(
+                    source[dimension], function.multiply(position, stride)
+                )
         return source
 
     @property
     def repeats(self) -> bool:
         """Whether an element of the operand appears more than once in the result."""
-        return any(step is None and extent > 1 for step, extent in zip(self.steps, self.shape, strict=True))
+        return any(
+            step is None and extent > 1 for step, extent in zip(self.steps, self.shape, strict=True)
+        )
 
 
 def empty(shape: Sequence[int], dtype) -> Expression:
     """An array without elements."""
 
-    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
+    def emit(
+        builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
+    ) -> ir.Value:
         return ir.Constant(dtypes.register_type(dtype), ir.Undefined)
 
     return Expression(tuple(shape), np.dtype(dtype), (), emit, elementwise=True, is_cheap=True)
@@ -76,7 +82,9 @@ def broadcast_scalar(context: "Context", register: ir.Value, shape: Sequence[int
         count = int(np.prod(shape, dtype=int))
         return make_packed(shape, dtype, ElementBuilder(context.function, count).splat(register))
 
-    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
+    def emit(
+        builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
+    ) -> ir.Value:
         return operands[0].element(builder, ())
 
     scalar = Scalar((), np.dtype(dtype), register)
@@ -99,7 +107,9 @@ def take_view(context: "Context", operand: Value, view: View) -> Value:
 
 
 def _view_buffer(function: FunctionBuilder, operand: Buffer, view: View) -> Buffer:
-    strides = tuple(0 if step is None else operand.strides[step[0]] * step[1] for step in view.steps)
+    strides = tuple(
+        0 if step is None else operand.strides[step[0]] * step[1] for step in view.steps
+    )
     return operand.view(view.shape, strides, operand.element_address(function, view.first))
 
 
@@ -131,7 +141,8 @@ def _view_expression(
         return seen[id(operand)]
     if operand.elementwise:
         inner = tuple(
-            _view_operand(context, item, view, seen) if item.shape else item for item in operand.operands
+            _view_operand(context, item, view, seen) if item.shape else item
+            for item in operand.operands
         )
         result = dataclasses.replace(operand, shape=view.shape, operands=inner)
     else:
@@ -155,10 +166,14 @@ def _view_operand(
 def _indexed(operand: Expression, view: View) -> Expression:
     """The view of an expression that does more than pass its index on."""
     dynamic = tuple(
-        Scalar((), np.dtype(np.int64), position) for position in view.first if isinstance(position, ir.Value)
+        Scalar((), np.dtype(np.int64), position)
+        for position in view.first
+        if isinstance(position, ir.Value)
     )
 
-    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
+    def emit(
+        builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
+    ) -> ir.Value:
         positions = iter(operands[1:])
         first = tuple(
             position if isinstance(position, int) else next(positions).element(builder, ())
@@ -167,7 +182,9 @@ def _indexed(operand: Expression, view: View) -> Expression:
         source = dataclasses.replace(view, first=first).source(builder.function, index)
         return operands[0].element(builder, source)
 
-    return Expression(view.shape, operand.dtype, (operand, *dynamic), emit, is_cheap=operand.is_cheap)
+    return Expression(
+        view.shape, operand.dtype, (operand, *dynamic), emit, is_cheap=operand.is_cheap
+    )
 
 
 def reshape(context: "Context", operand: Value, shape: Sequence[int]) -> Value:
@@ -225,7 +242,9 @@ def reshaped_strides(
 ) -> tuple[int, ...] | None:
     """The strides under which the same memory has the shape `target`, or None if no strides do that. The array is not empty."""
     # Dimensions of extent one say nothing, so both shapes are compared without them.
-    source = [(extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1]
+    source = [
+        (extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1
+    ]
     result = [0] * len(target)
     wanted = [dimension for dimension, extent in enumerate(target) if extent != 1]
     while wanted:
@@ -260,7 +279,9 @@ def whole(operand_shape: Sequence[int]) -> View:
     )
 
 
-def broadcast(operand_shape: Sequence[int], shape: Sequence[int], dimensions: Sequence[int]) -> View:
+def broadcast(
+    operand_shape: Sequence[int], shape: Sequence[int], dimensions: Sequence[int]
+) -> View:
     """Dimension d of the operand becomes dimension `dimensions[d]` of the result, all others repeat it."""
     steps: list[tuple[int, int] | None] = [None] * len(shape)
     for dimension, position in enumerate(dimensions):
@@ -275,7 +296,9 @@ def transposed(operand_shape: Sequence[int], permutation: Sequence[int]) -> View
     return View(shape, (0,) * len(shape), tuple((dimension, 1) for dimension in permutation))
 
 
-def sliced(starts: Sequence[Index], shape: Sequence[int], strides: Sequence[int] | None = None) -> View:
+def sliced(
+    starts: Sequence[Index], shape: Sequence[int], strides: Sequence[int] | None = None
+) -> View:
     """A box of the operand that begins at `starts`, with a step per dimension."""
     steps = strides if strides is not None else [1] * len(shape)
     return View(tuple(shape), tuple(starts), tuple(enumerate(steps)))
@@ -284,7 +307,8 @@ def sliced(starts: Sequence[Index], shape: Sequence[int], strides: Sequence[int]
 def reversed_along(operand_shape: Sequence[int], dimensions: Sequence[int]) -> View:
     """The operand with the order turned round along some dimensions."""
     first = tuple(
-        extent - 1 if dimension in dimensions else 0 for dimension, extent in enumerate(operand_shape)
+        extent - 1 if dimension in dimensions else 0
+        for dimension, extent in enumerate(operand_shape)
     )
     steps = tuple(
         (dimension, -1 if dimension in dimensions else 1) for dimension in range(len(operand_shape))

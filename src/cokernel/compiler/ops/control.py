@@ -40,8 +40,6 @@ POLLS_BEFORE_YIELD = 64
     _jax.custom_jvp_call_p,
     _jax.custom_vjp_call_p,
     _jax.remat_p,
-    _jax.stage_p,
-    _jax.eval_jaxpr_p,
 )
 def _call(context: Context, eqn: Any, *operands: Any) -> list[Any]:
     body = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
@@ -424,8 +422,18 @@ def _axis_index(context: Context, eqn: Any) -> Value:
     return make_packed((), np.dtype(np.int32), context.axis_coordinate(eqn.params["axis_name"]))
 
 
-@rule(_jax.pallas_primitives.multiple_of_p)
-def _multiple_of(context: Context, eqn: Any, value: Value) -> Value:
+@rule(_jax.platform_index_p)
+def _platform_index(context: Context, eqn: Any) -> Value:
+    platforms = eqn.params["platforms"]
+    for number, names in enumerate(platforms):
+        # None stands for the default branch, which comes last.
+        if names is None or "cpu" in names:
+            return array_constant(context.function, np.asarray(number, np.int32))
+    raise NotImplementedError(f"{context.describe()}: no branch for the CPU among those for {platforms}")
+
+
+@rule(_jax.pallas_primitives.multiple_of_p, _jax.stage_p)
+def _identity(context: Context, eqn: Any, value: Value) -> Value:
     return value
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from llvmlite import ir
@@ -12,7 +13,7 @@ from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, Index
 from cokernel.compiler.ops.apply import convert
-from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.registry import Operation, apply_elementwise, rule
 from cokernel.compiler.values import (
     Buffer,
     Expression,
@@ -48,7 +49,9 @@ def squeeze(context: Context, eqn: Any, operand: Value) -> Value:
     return views.take_view(context, operand, _without(operand.shape, dropped))
 
 
-def _without(shape: Sequence[int], dropped: Sequence[int], first: Sequence[Index] | None = None) -> views.View:
+def _without(
+    shape: Sequence[int], dropped: Sequence[int], first: Sequence[Index] | None = None
+) -> views.View:
     kept = [dimension for dimension in range(len(shape)) if dimension not in dropped]
     return views.View(
         tuple(shape[dimension] for dimension in kept),
@@ -60,13 +63,17 @@ def _without(shape: Sequence[int], dropped: Sequence[int], first: Sequence[Index
 @rule(lax.transpose_p)
 def transpose(context: Context, eqn: Any, operand: Value) -> Value:
     """The operand with its dimensions in another order."""
-    return views.take_view(context, operand, views.transposed(operand.shape, eqn.params["permutation"]))
+    return views.take_view(
+        context, operand, views.transposed(operand.shape, eqn.params["permutation"])
+    )
 
 
 @rule(lax.slice_p)
 def slice_(context: Context, eqn: Any, operand: Value) -> Value:
     """A box of the operand with static bounds, and a step per dimension."""
-    view = views.sliced(eqn.params["start_indices"], eqn.outvars[0].aval.shape, eqn.params["strides"])
+    view = views.sliced(
+        eqn.params["start_indices"], eqn.outvars[0].aval.shape, eqn.params["strides"]
+    )
     return views.take_view(context, operand, view)
 
 
@@ -150,7 +157,9 @@ def concatenate_values(context: Context, operands: Sequence[Value], axis: int) -
     target = nests.dense_buffer(context, shape, dtype)
     start = 0
     for operand in operands:
-        context.store(_box(context, target, axis, start, operand.shape[axis]), operand, is_fresh=True)
+        context.store(
+            _box(context, target, axis, start, operand.shape[axis]), operand, is_fresh=True
+        )
         start += operand.shape[axis]
     return target
 
@@ -158,7 +167,9 @@ def concatenate_values(context: Context, operands: Sequence[Value], axis: int) -
 def _concatenate_registers(
     context: Context, operands: Sequence[Value], axis: int, shape: Sequence[int]
 ) -> Value:
-    register = concatenate_vectors(context.function, [context.pack(operand) for operand in operands])
+    register = concatenate_vectors(
+        context.function, [context.pack(operand) for operand in operands]
+    )
     # In which lane of the register each element of each operand is, put side by side as the result wants them.
     lanes, start = [], 0
     for operand in operands:
@@ -174,7 +185,9 @@ def _box(context: Context, target: Buffer, axis: int, start: int, size: int) -> 
     index[axis] = start
     shape = list(target.shape)
     shape[axis] = size
-    return target.view(tuple(shape), target.strides, target.element_address(context.function, index))
+    return target.view(
+        tuple(shape), target.strides, target.element_address(context.function, index)
+    )
 
 
 @rule(lax.pad_p)
@@ -194,7 +207,9 @@ def pad(context: Context, eqn: Any, operand: Value, padding: Value) -> Value:
         return views.broadcast_scalar(context, fill, shape, operand.dtype)
     steps = [interior + 1 for _, _, interior in config]
     inner = views.take_view(
-        context, operand, views.sliced([first for first, _, _ in kept], [count for _, count, _ in kept])
+        context,
+        operand,
+        views.sliced([first for first, _, _ in kept], [count for _, count, _ in kept]),
     )
     if is_small(shape, operand.dtype):
         register = concatenate_vectors(context.function, [context.pack(inner), fill])
@@ -204,7 +219,9 @@ def pad(context: Context, eqn: Any, operand: Value, padding: Value) -> Value:
             for (_, count, place), step in zip(kept, steps, strict=True)
         )
         lanes[where] = np.arange(inner.size).reshape(inner.shape)
-        return make_packed(shape, operand.dtype, shuffle(context.function, register, lanes.ravel().tolist()))
+        return make_packed(
+            shape, operand.dtype, shuffle(context.function, register, lanes.ravel().tolist())
+        )
     target = nests.dense_buffer(context, shape, operand.dtype)
     _fill_around(context, target, fill, kept, steps)
     first = target.element_address(context.function, [place for _, _, place in kept])
@@ -259,14 +276,18 @@ def positions(context: Context, shape: Sequence[int], dimension: int, dtype) -> 
     """An array in which each element is its index along `dimension`."""
     shape, dtype = tuple(shape), np.dtype(dtype)
     if is_small(shape, dtype):
-        along = np.arange(shape[dimension]).reshape([-1 if d == dimension else 1 for d in range(len(shape))])
+        along = np.arange(shape[dimension]).reshape(
+            [-1 if d == dimension else 1 for d in range(len(shape))]
+        )
         return array_constant(context.function, np.broadcast_to(along, shape).astype(dtype))
     # Counting in 32 bits is what processors can turn into floats, many at a time.
     if dtypes.is_float(dtype):
         return convert(context, positions(context, shape, dimension, np.int32), dtype)
     register = dtypes.register_type(dtype)
 
-    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
+    def emit(
+        builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
+    ) -> ir.Value:
         position = builder.function.index(index[dimension])
         return position if register.width == 64 else builder.builder.trunc(position, register)
 

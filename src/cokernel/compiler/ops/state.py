@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from cokernel import _jax
+from cokernel.compiler import views
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import ELEMENT_RULES, apply_elementwise, rule
 from cokernel.compiler.refs import RefValue, accumulate, read, resolve, write
@@ -41,3 +42,10 @@ def add_values(context: Context, left: Value, right: Value) -> Value:
     """The sum of two values of one shape and dtype, by the rule of `lax.add`."""
     aval = _jax.ShapedArray(left.shape, np.dtype(left.dtype))
     return apply_elementwise(context, ELEMENT_RULES[lax.add_p], {}, aval, [left, right])
+
+
+@rule(_jax.broadcast_to_p)
+def _broadcast_to(context: Context, eqn: Any, operand: Value) -> Value:
+    shape = tuple(eqn.params["shape"])
+    first = len(shape) - len(operand.shape)
+    return views.take_view(context, operand, views.broadcast(operand.shape, shape, range(first, len(shape))))

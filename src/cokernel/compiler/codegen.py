@@ -1,0 +1,138 @@
+"""LLVM IR to machine code: the target machine, the optimisation pipeline, the cache of objects, and loading."""
+
+import functools
+import hashlib
+import os
+import pathlib
+import tempfile
+import threading
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+
+# Written into every key, so that a change of how we compile never meets an object from before it.
+PIPELINE_VERSION = 1
+CACHE_VARIABLE = "COKERNEL_CACHE"
+
+# llvmlite's objects share one LLVM context, which only one thread may use at a time.
+_lock = threading.RLock()
+
+
+def cache_folder() -> pathlib.Path | None:
+    """Where compiled objects are kept between processes; None if COKERNEL_CACHE is set to the empty string."""
+    setting = os.environ.get(CACHE_VARIABLE)
+    if setting == "":
+        return None
+    if setting is not None:
+        return pathlib.Path(setting)
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "cokernel"
+
+
+@functools.cache
+def _host() -> tuple[str, str, str]:
+    """The triple, processor and features of this machine."""
+    with _lock:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        features = llvm.get_host_cpu_features().flatten()
+        return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+
+
+def _target_machine() -> Any:
+    triple, cpu, features = _host()
+    target = llvm.Target.from_triple(triple)
+    # Position-independent code with small offsets: the loader places code and data together and reaches the rest through stubs.
+    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True)
+
+
+def key_of(text: str) -> int:
+    """A 64-bit key of a module's text: equal on every machine and in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def optimise(ir: str) -> str:
+    """The IR after the optimisation pipeline, as text; for people who want to read it."""
+    with _lock:
+        module, _ = _optimised(ir)
+        return str(module)
+
+
+def assembly(ir: str) -> str:
+    """The machine code as assembly text; for people who want to read it."""
+    with _lock:
+        module, machine = _optimised(ir)
+        return machine.emit_assembly(module)
+
+
+def _optimised(ir: str) -> tuple[Any, Any]:
+    machine = _target_machine()
+    module = llvm.parse_assembly(ir)
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return module, machine
+
+
+def compile_object(ir: str) -> bytes:
+    """Compiles LLVM IR to an object file for this machine, or takes it from the cache."""
+    triple, cpu, features = _host()
+    identity = "\n".join([str(PIPELINE_VERSION), llvmlite.__version__, triple, cpu, features, ir])
+    folder = cache_folder()
+    path = folder / f"{hashlib.sha256(identity.encode()).hexdigest()}.o" if folder is not None else None
+    if path is not None:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            pass
+    with _lock:
+        module, machine = _optimised(ir)
+        code = machine.emit_object(module)
+    if path is not None:
+        _write_atomically(path, code)
+    return code
+
+
+def _write_atomically(path: pathlib.Path, code: bytes) -> None:
+    """Writes beside the target and renames, so that another process never reads half an object. A cache that can't be written
+    to only costs time, so that is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)
+    except OSError:
+        return
+
+
+class LoadedCode:
+    """Machine code in memory; it stays as long as this object."""
+
+    def __init__(self, code: bytes):
+        _register_symbols()
+        with _lock:
+            machine = _target_machine()
+            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.finalize_object()
+
+    def address(self, symbol: str) -> int:
+        """The address of a function."""
+        with _lock:
+            address = self._engine.get_function_address(symbol)
+        if not address:
+            raise LookupError(f"the compiled module has no function {symbol!r}")
+        return address
+
+
+@functools.cache
+def _register_symbols() -> None:
+    """Makes the functions of the runtime known to LLVM by name."""
+    from cokernel import _runtime
+
+    with _lock:
+        for name, address in _runtime.function_addresses().items():
+            llvm.add_symbol(name, address)

@@ -1,0 +1,253 @@
+"""convert_element_type, bitcast_convert_type and reduce_precision, with XLA's results.
+
+Float to integer truncates, saturates, and makes NaN zero. Integers wrap. A conversion to a float narrower than float32 rounds to
+float32 first and then once more, as XLA does.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jax import lax
+from llvmlite import ir
+
+from cokernel.compiler.context import Context
+from cokernel.compiler.dtypes import Kind, f32, f64, half, i8, i16, kind, register_type
+from cokernel.compiler.function import ElementBuilder, Index
+from cokernel.compiler.ops import floats
+from cokernel.compiler.ops.arithmetic import FLOAT_BITS
+from cokernel.compiler.ops.registry import Operation, apply_elementwise, elementwise, rule
+from cokernel.compiler.ops.shape import reinterpret
+from cokernel.compiler.values import Expression, Value
+
+NARROW_INTEGERS: dict[np.dtype, int] = {
+    np.dtype(ml_dtypes.int4): 4,
+    np.dtype(ml_dtypes.uint4): 4,
+    np.dtype(ml_dtypes.int2): 2,
+    np.dtype(ml_dtypes.uint2): 2,
+}
+
+
+def bit_width(dtype) -> int:
+    """The number of bits of an integer dtype; four for int4, though its register has eight."""
+    dtype = np.dtype(dtype)
+    return NARROW_INTEGERS.get(dtype, 8 * dtype.itemsize)
+
+
+def wrap(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
+    """Makes the upper bits of a narrow integer's register agree with the lower ones again, after arithmetic."""
+    if np.dtype(dtype) not in NARROW_INTEGERS:
+        return register
+    spare = builder.constant(i8, 8 - bit_width(dtype))
+    shifted = builder.builder.shl(register, spare)
+    if kind(dtype) is Kind.SIGNED:
+        return builder.builder.ashr(shifted, spare)
+    return builder.builder.lshr(shifted, spare)
+
+
+def convert(builder: ElementBuilder, source, target, register: ir.Value) -> ir.Value:
+    """A register of dtype `source` as one of dtype `target`."""
+    source, target = np.dtype(source), np.dtype(target)
+    if source == target:
+        return register
+    if kind(target) is Kind.BOOL:
+        return _is_nonzero(builder, source, register)
+    if floats.is_float(source):
+        if floats.is_float(target):
+            return _float_to_float(builder, source, target, register)
+        return _float_to_integer(builder, source, target, register)
+    if floats.is_float(target):
+        return _integer_to_float(builder, source, target, register)
+    return _integer_to_integer(builder, source, target, register)
+
+
+def _is_nonzero(builder: ElementBuilder, source: np.dtype, register: ir.Value) -> ir.Value:
+    if floats.is_float(source):
+        wide = floats.widen(builder, source, register)
+        zero = builder.constant(floats.compute_type(source), 0.0)
+        return builder.builder.fcmp_unordered("!=", wide, zero)
+    return builder.builder.icmp_unsigned("!=", register, builder.constant(register_type(source), 0))
+
+
+def _integer_to_integer(
+    builder: ElementBuilder, source: np.dtype, target: np.dtype, register: ir.Value
+) -> ir.Value:
+    before, after = register_type(source).width, register_type(target).width
+    if before > after:
+        register = builder.builder.trunc(register, builder.type(register_type(target)))
+    elif before < after:
+        extend = builder.builder.sext if kind(source) is Kind.SIGNED else builder.builder.zext
+        register = extend(register, builder.type(register_type(target)))
+    return wrap(builder, target, register)
+
+
+def _integer_to_float(
+    builder: ElementBuilder, source: np.dtype, target: np.dtype, register: ir.Value
+) -> ir.Value:
+    wide = builder.type(floats.compute_type(target))
+    if kind(source) is Kind.SIGNED:
+        value = builder.builder.sitofp(register, wide)
+    else:
+        value = builder.builder.uitofp(register, wide)
+    return floats.narrow(builder, target, value)
+
+
+def _float_to_integer(
+    builder: ElementBuilder, source: np.dtype, target: np.dtype, register: ir.Value
+) -> ir.Value:
+    value = floats.widen(builder, source, register)
+    is_signed = kind(target) is Kind.SIGNED
+    result = builder.type(register_type(target))
+    name = "llvm.fptosi.sat" if is_signed else "llvm.fptoui.sat"
+    converted = builder.intrinsic(name, result, [value], overloads=[result, value.type])
+    if target not in NARROW_INTEGERS:
+        return converted
+    low, high = (int(limit) for limit in (ml_dtypes.iinfo(target).min, ml_dtypes.iinfo(target).max))
+    prefix = "llvm.s" if is_signed else "llvm.u"
+    converted = builder.intrinsic(f"{prefix}max", result, [converted, builder.constant(i8, low)])
+    return builder.intrinsic(f"{prefix}min", result, [converted, builder.constant(i8, high)])
+
+
+def _float_to_float(
+    builder: ElementBuilder, source: np.dtype, target: np.dtype, register: ir.Value
+) -> ir.Value:
+    value = floats.widen(builder, source, register)
+    before, after = floats.compute_type(source), floats.compute_type(target)
+    if before == f64 and after == f32:
+        value = builder.builder.fptrunc(value, builder.type(f32))
+    elif before == f32 and after == f64:
+        value = builder.builder.fpext(value, builder.type(f64))
+    return floats.narrow(builder, target, value)
+
+
+@elementwise(lax.convert_element_type_p)
+def convert_element_type(
+    builder: ElementBuilder, operation: Operation, register: ir.Value
+) -> ir.Value:
+    """Between any two of bool, integers (int4 and int2 too) and floats (float8 too)."""
+    return convert(builder, operation.operand_dtypes[0], operation.result_dtype, register)
+
+
+@elementwise(lax.reduce_precision_p)
+def reduce_precision(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """Rounds to fewer bits of exponent and significand, keeping the dtype. Too large becomes infinite; what would be
+    subnormal becomes zero; NaN stays."""
+    exponent_bits, significand_bits = (
+        operation.params[name] for name in ("exponent_bits", "mantissa_bits")
+    )
+    dtype = operation.result_dtype
+    emit = builder.builder
+    if dtype == floats.BFLOAT16:
+        scalar, explicit, integer = f32, 7, i16
+    elif register_type(dtype) in FLOAT_BITS:
+        scalar = register_type(dtype)
+        integer, explicit = FLOAT_BITS[scalar]
+    else:
+        raise NotImplementedError(f"the CPU compiler cannot reduce the precision of {dtype}")
+    width = integer.width
+    own_exponent_bits = width - 1 - explicit
+    bits = emit.bitcast(register, builder.type(integer))
+
+    def constant(value: int) -> ir.Value:
+        return builder.constant(integer, value)
+
+    result = bits
+    if significand_bits < explicit:
+        drop = explicit - significand_bits
+        is_odd = emit.and_(emit.lshr(bits, constant(drop)), constant(1))
+        bias = emit.add(is_odd, constant((1 << (drop - 1)) - 1))
+        result = emit.and_(emit.add(bits, bias), constant(-(1 << drop)))
+    if exponent_bits < own_exponent_bits:
+        bias, reduced = ((1 << (n - 1)) - 1 for n in (own_exponent_bits, exponent_bits))
+        infinity = ((1 << own_exponent_bits) - 1) << explicit
+        sign = emit.and_(bits, constant(1 << (width - 1)))
+        exponent = emit.and_(result, constant(infinity))
+        overflows = emit.icmp_unsigned(">", exponent, constant((bias + reduced) << explicit))
+        underflows = emit.icmp_unsigned("<=", exponent, constant((bias - reduced) << explicit))
+        result = emit.select(overflows, emit.or_(sign, constant(infinity)), result)
+        result = emit.select(underflows, sign, result)
+    wide = floats.widen(builder, dtype, register)
+    is_nan = emit.fcmp_unordered("uno", wide, wide)
+    result = emit.select(is_nan, bits, result)
+    return emit.bitcast(result, builder.type(register_type(dtype)))
+
+
+@rule(lax.bitcast_convert_type_p)
+def bitcast_convert_type(context: Context, eqn: Any, operand: Value) -> Value:
+    """The same bits under another dtype. Between widths a dimension is added or removed at the end, whose elements are the
+    parts of one wide element, lowest first."""
+    aval = eqn.outvars[0].aval
+    source, target = np.dtype(operand.dtype), np.dtype(aval.dtype)
+    before, after = (_bits(dtype) for dtype in (source, target))
+    if before == after:
+        return apply_elementwise(context, _same_width, eqn.params, aval, [operand])
+    shape = tuple(aval.shape)
+    if not {source, target} & {*NARROW_INTEGERS}:
+        return reinterpret(context, operand, shape, target)
+    # Indices into an operand that is still a register would have to be constant, which those of a loop are not.
+    if operand.shape:
+        operand = context.materialise(operand)
+    emit = _split(source, target) if before > after else _join(source, target, before, after)
+    return context.settle(Expression(shape, target, (operand,), emit))
+
+
+def _bits(dtype: np.dtype) -> int:
+    return bit_width(dtype) if kind(dtype) in (Kind.SIGNED, Kind.UNSIGNED) else 8 * dtype.itemsize
+
+
+def to_bits(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
+    """The register's bits as an integer; of a narrow integer only its own bits may be set."""
+    dtype = np.dtype(dtype)
+    if register_type(dtype) in (half, f32, f64):
+        return builder.builder.bitcast(register, builder.type(ir.IntType(8 * dtype.itemsize)))
+    if dtype in NARROW_INTEGERS:
+        return builder.builder.and_(register, builder.constant(i8, (1 << bit_width(dtype)) - 1))
+    return register
+
+
+def from_bits(builder: ElementBuilder, dtype, bits: ir.Value) -> ir.Value:
+    """The register of a dtype whose bits an integer holds."""
+    if register_type(dtype) in (half, f32, f64):
+        return builder.builder.bitcast(bits, builder.type(register_type(dtype)))
+    return wrap(builder, dtype, bits)
+
+
+def _same_width(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    source, target = operation.operand_dtypes[0], operation.result_dtype
+    return from_bits(builder, target, to_bits(builder, source, register))
+
+
+def _split(source: np.dtype, target: np.dtype) -> Any:
+    width = _bits(target)
+
+    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
+        *outer, part = index
+        bits = to_bits(builder, source, operands[0].element(builder, outer))
+        count = builder.function.index(builder.function.multiply(part, width))
+        if bits.type.width < 64:
+            count = builder.builder.trunc(count, bits.type)
+        bits = builder.builder.lshr(bits, count)
+        container = ir.IntType(max(width, 8))
+        if bits.type.width > container.width:
+            bits = builder.builder.trunc(bits, container)
+        return from_bits(builder, target, bits)
+
+    return emit
+
+
+def _join(source: np.dtype, target: np.dtype, before: int, after: int) -> Any:
+    container = ir.IntType(after)
+
+    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
+        total: ir.Value | None = None
+        for part in range(after // before):
+            bits = to_bits(builder, source, operands[0].element(builder, [*index, part]))
+            if bits.type.width < after:
+                bits = builder.builder.zext(bits, container)
+            bits = builder.builder.shl(bits, ir.Constant(container, part * before))
+            total = bits if total is None else builder.builder.or_(total, bits)
+        assert total is not None
+        return from_bits(builder, target, total)
+
+    return emit

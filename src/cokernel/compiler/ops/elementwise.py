@@ -1,0 +1,570 @@
+"""Arithmetic, comparison, logic and selection, element by element, with the results of XLA on a CPU.
+
+Integers wrap; division by zero gives all ones and its remainder the dividend; the smallest integer divided by -1 gives itself;
+a shift past the width gives zero, or the sign. Floats round each operation to their own dtype; max and min return NaN
+if either operand is NaN, and hold -0 to be less than +0. Whether denormals are flushed is a state of the
+processor, which XLA sets on its threads; nothing here depends on it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+from llvmlite import ir
+
+from cokernel import _jax
+from cokernel.compiler.context import Context
+from cokernel.compiler.dtypes import Kind, i1, i8, kind, register_type
+from cokernel.compiler.function import ElementBuilder
+from cokernel.compiler.ops import floats
+from cokernel.compiler.ops.arithmetic import FloatArithmetic
+from cokernel.compiler.ops.convert import (
+    NARROW_INTEGERS,
+    bit_width,
+    convert,
+    from_bits,
+    to_bits,
+    wrap,
+)
+from cokernel.compiler.ops.registry import Operation, elementwise, rule
+from cokernel.compiler.values import Value
+
+
+def in_float(
+    builder: ElementBuilder,
+    dtype,
+    compute: Callable[..., ir.Value],
+    *registers: ir.Value,
+) -> ir.Value:
+    """Computes with float registers in the compute type of their dtype, and rounds the result to the dtype once.
+    `compute` takes the FloatArithmetic of that type and the registers."""
+    arithmetic = FloatArithmetic(builder, floats.compute_type(dtype))
+    wide = [floats.widen(builder, dtype, register) for register in registers]
+    return floats.narrow(builder, dtype, compute(arithmetic, *wide))
+
+
+def _is_float(operation: Operation) -> bool:
+    return floats.is_float(operation.operand_dtypes[0])
+
+
+def _is_signed(dtype) -> bool:
+    return kind(dtype) is Kind.SIGNED
+
+
+# Sums and products.
+
+
+@elementwise(lax.add_p, _jax.add_jaxvals_p)
+def add(builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value) -> ir.Value:
+    """The sum; of bools, whether either is true."""
+    dtype = operation.result_dtype
+    if _is_float(operation):
+        return in_float(builder, dtype, FloatArithmetic.add, left, right)
+    if kind(dtype) is Kind.BOOL:
+        return builder.builder.or_(left, right)
+    return wrap(builder, dtype, builder.builder.add(left, right))
+
+
+@elementwise(lax.sub_p)
+def subtract(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """The difference."""
+    dtype = operation.result_dtype
+    if _is_float(operation):
+        return in_float(builder, dtype, FloatArithmetic.subtract, left, right)
+    return wrap(builder, dtype, builder.builder.sub(left, right))
+
+
+def product(builder: ElementBuilder, dtype, left: ir.Value, right: ir.Value) -> ir.Value:
+    """The product of two registers of a dtype; of bools, whether both are true."""
+    if floats.is_float(dtype):
+        return in_float(builder, dtype, FloatArithmetic.multiply, left, right)
+    if kind(dtype) is Kind.BOOL:
+        return builder.builder.and_(left, right)
+    return wrap(builder, dtype, builder.builder.mul(left, right))
+
+
+@elementwise(lax.mul_p)
+def multiply(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """The product, of operands that are converted to the dtype of the result first (`out_dtype`)."""
+    dtype = operation.result_dtype
+    left, right = (
+        convert(builder, source, dtype, register)
+        for source, register in zip(operation.operand_dtypes, (left, right), strict=True)
+    )
+    return product(builder, dtype, left, right)
+
+
+@elementwise(lax.mulhi_p)
+def multiply_high(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """The upper half of the product of two integers."""
+    dtype = operation.result_dtype
+    width = bit_width(dtype)
+    if np.dtype(dtype) in NARROW_INTEGERS:
+        return builder.builder.ashr(builder.builder.mul(left, right), builder.constant(i8, width))
+    double = ir.IntType(2 * width)
+    extend = builder.builder.sext if _is_signed(dtype) else builder.builder.zext
+    whole = builder.builder.mul(*(extend(item, builder.type(double)) for item in (left, right)))
+    upper = builder.builder.lshr(whole, builder.constant(double, width))
+    return builder.builder.trunc(upper, builder.type(register_type(dtype)))
+
+
+@elementwise(lax.square_p)
+def square(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """The square."""
+    return product(builder, operation.result_dtype, register, register)
+
+
+@elementwise(lax.one_minus_square_p)
+def one_minus_square(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """(1 + x) * (1 - x), each operation rounded to the dtype."""
+    dtype = operation.result_dtype
+    one = constant(builder, dtype, 1)
+    binary = Operation({}, (dtype, dtype), dtype)
+    above, below = add(builder, binary, one, register), subtract(builder, binary, one, register)
+    return product(builder, dtype, above, below)
+
+
+@elementwise(lax.polynomial_p)
+def polynomial(builder: ElementBuilder, operation: Operation, *registers: ir.Value) -> ir.Value:
+    """Horner's rule; the operands are x and the coefficients from the lowest power up."""
+    x, *coefficients = registers
+    dtype = operation.result_dtype
+    binary = Operation({}, (dtype, dtype), dtype)
+    total = coefficients[-1]
+    for coefficient in reversed(coefficients[:-1]):
+        total = add(builder, binary, product(builder, dtype, total, x), coefficient)
+    return total
+
+
+@elementwise(lax.integer_pow_p)
+def integer_power(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """x to a constant integer power, by repeated squaring."""
+    dtype, exponent = operation.result_dtype, operation.params["y"]
+    power, remaining = register, abs(exponent)
+    result: ir.Value | None = None
+    while remaining:
+        if remaining & 1:
+            result = power if result is None else product(builder, dtype, result, power)
+        remaining >>= 1
+        if remaining:
+            power = product(builder, dtype, power, power)
+    one = constant(builder, dtype, 1)
+    if result is None:
+        return one
+    return divide(builder, Operation({}, (dtype, dtype), dtype), one, result) if exponent < 0 else result
+
+
+def constant(builder: ElementBuilder, dtype, value: int) -> ir.Value:
+    """A small integer as a register of any dtype."""
+    if floats.is_float(dtype):
+        wide = builder.constant(floats.compute_type(dtype), float(value))
+        return floats.narrow(builder, dtype, wide)
+    return builder.constant(register_type(dtype), value)
+
+
+# Division.
+
+
+@elementwise(lax.div_p)
+def divide(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """The quotient, of integers rounded toward zero."""
+    dtype = operation.result_dtype
+    if _is_float(operation):
+        return in_float(builder, dtype, FloatArithmetic.divide, left, right)
+    safe, is_zero = _safe_divisor(builder, dtype, left, right)
+    emit = builder.builder
+    quotient = (emit.sdiv if _is_signed(dtype) else emit.udiv)(left, safe)
+    ones = builder.constant(register_type(dtype), -1)
+    return wrap(builder, dtype, emit.select(is_zero, ones, quotient))
+
+
+@elementwise(lax.rem_p)
+def remainder(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """The remainder, with the sign of the dividend."""
+    dtype = operation.result_dtype
+    emit = builder.builder
+    if _is_float(operation):
+        return in_float(builder, dtype, lambda a, x, y: a.builder.frem(x, y), left, right)
+    safe, is_zero = _safe_divisor(builder, dtype, left, right)
+    rest = (emit.srem if _is_signed(dtype) else emit.urem)(left, safe)
+    return emit.select(is_zero, left, rest)
+
+
+def _safe_divisor(
+    builder: ElementBuilder, dtype, left: ir.Value, right: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """The divisor, or 1 where dividing would trap: by zero, and the smallest integer by -1, of which 1 gives the right
+    quotient and remainder anyway. Second, where it is zero."""
+    emit = builder.builder
+    scalar = register_type(dtype)
+    is_zero = emit.icmp_unsigned("==", right, builder.constant(scalar, 0))
+    unsafe = is_zero
+    if _is_signed(dtype):
+        is_smallest = emit.icmp_signed("==", left, builder.constant(scalar, -(1 << (scalar.width - 1))))
+        is_minus_one = emit.icmp_signed("==", right, builder.constant(scalar, -1))
+        unsafe = emit.or_(is_zero, emit.and_(is_smallest, is_minus_one))
+    return emit.select(unsafe, builder.constant(scalar, 1), right), is_zero
+
+
+# Signs and extremes.
+
+
+@elementwise(lax.neg_p)
+def negate(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """The negative."""
+    dtype = operation.result_dtype
+    if _is_float(operation):
+        return in_float(builder, dtype, FloatArithmetic.negate, register)
+    zero = builder.constant(register_type(dtype), 0)
+    return wrap(builder, dtype, builder.builder.sub(zero, register))
+
+
+@elementwise(lax.abs_p)
+def absolute(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """The absolute value; that of the smallest integer is itself."""
+    dtype = operation.result_dtype
+    if _is_float(operation):
+        return in_float(builder, dtype, FloatArithmetic.absolute, register)
+    if not _is_signed(dtype):
+        return register
+    emit = builder.builder
+    zero = builder.constant(register_type(dtype), 0)
+    is_negative = emit.icmp_signed("<", register, zero)
+    return wrap(builder, dtype, emit.select(is_negative, emit.sub(zero, register), register))
+
+
+@elementwise(lax.sign_p)
+def sign(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """-1, 0 or 1; NaN and zeros of either sign as they are."""
+    dtype = operation.result_dtype
+    emit = builder.builder
+    if _is_float(operation):
+
+        def compute(a: FloatArithmetic, x: ir.Value) -> ir.Value:
+            is_zero = a.compare("==", x, 0.0)
+            unit = a.copy_sign(a.select(is_zero, 0.0, 1.0), x)
+            return a.select(a.is_nan(x), x, unit)
+
+        return in_float(builder, dtype, compute, register)
+    scalar = register_type(dtype)
+    zero = builder.constant(scalar, 0)
+    if not _is_signed(dtype):
+        return emit.zext(emit.icmp_unsigned("!=", register, zero), builder.type(scalar))
+    positive = emit.zext(emit.icmp_signed(">", register, zero), builder.type(scalar))
+    negative = emit.ashr(register, builder.constant(scalar, scalar.width - 1))
+    return emit.or_(positive, negative)
+
+
+def extreme(builder: ElementBuilder, dtype, name: str, left: ir.Value, right: ir.Value) -> ir.Value:
+    """The greater ("max") or the lesser ("min") of two registers of a dtype."""
+    match kind(dtype):
+        case Kind.FLOAT | Kind.BITS_FLOAT:
+            intrinsic = {"max": "llvm.maximum", "min": "llvm.minimum"}[name]
+            return in_float(builder, dtype, lambda a, x, y: a.call(intrinsic, x, y), left, right)
+        case Kind.BOOL:
+            return (builder.builder.or_ if name == "max" else builder.builder.and_)(left, right)
+        case Kind.SIGNED:
+            return builder.intrinsic(f"llvm.s{name}", left.type, [left, right])
+        case _:
+            return builder.intrinsic(f"llvm.u{name}", left.type, [left, right])
+
+
+@elementwise(lax.max_p)
+def maximum(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """The greater operand, or NaN."""
+    return extreme(builder, operation.result_dtype, "max", left, right)
+
+
+@elementwise(lax.min_p)
+def minimum(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """The lesser operand, or NaN."""
+    return extreme(builder, operation.result_dtype, "min", left, right)
+
+
+@elementwise(lax.clamp_p)
+def clamp(
+    builder: ElementBuilder, operation: Operation, low: ir.Value, register: ir.Value, high: ir.Value
+) -> ir.Value:
+    """max(low, x), and then min with high: high wins where the limits cross."""
+    dtype = operation.result_dtype
+    return extreme(builder, dtype, "min", extreme(builder, dtype, "max", low, register), high)
+
+
+# Comparison and selection.
+
+# For each comparison: LLVM's operator, and whether it holds of unordered operands.
+COMPARISONS: dict[Any, str] = {
+    lax.eq_p: "==",
+    lax.ne_p: "!=",
+    lax.lt_p: "<",
+    lax.le_p: "<=",
+    lax.gt_p: ">",
+    lax.ge_p: ">=",
+}
+
+
+def compare(
+    builder: ElementBuilder, dtype, operator: str, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """Compares two registers of a dtype. With NaN only "!=" holds."""
+    emit = builder.builder
+    if floats.is_float(dtype):
+        left, right = (floats.widen(builder, dtype, item) for item in (left, right))
+        return (emit.fcmp_unordered if operator == "!=" else emit.fcmp_ordered)(operator, left, right)
+    return (emit.icmp_signed if _is_signed(dtype) else emit.icmp_unsigned)(operator, left, right)
+
+
+def _register_comparison(primitive: Any, operator: str) -> None:
+    @elementwise(primitive)
+    def rule_of_comparison(
+        builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+    ) -> ir.Value:
+        return compare(builder, operation.operand_dtypes[0], operator, left, right)
+
+
+for _primitive, _operator in COMPARISONS.items():
+    _register_comparison(_primitive, _operator)
+
+
+def _register_total_order(primitive: Any, operator: str) -> None:
+    @elementwise(primitive)
+    def rule_of_total_order(
+        builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+    ) -> ir.Value:
+        dtype = operation.operand_dtypes[0]
+        if not floats.is_float(dtype):
+            return compare(builder, dtype, operator, left, right)
+        keys = [total_order_key(builder, dtype, item) for item in (left, right)]
+        return builder.builder.icmp_signed(operator, *keys)
+
+
+for _primitive, _operator in {lax.eq_to_p: "==", lax.lt_to_p: "<", lax.le_to_p: "<="}.items():
+    _register_total_order(_primitive, _operator)
+
+
+def total_order_key(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
+    """A signed integer that orders floats as IEEE 754's totalOrder does: -NaN, -inf, ..., -0, +0, ..., inf, NaN."""
+    a = FloatArithmetic(builder, floats.compute_type(dtype))
+    bits = a.bits(floats.widen(builder, dtype, register))
+    width = a.integer.width
+    flip = a.shift_right(a.shift_right_signed(bits, width - 1), 1)
+    return builder.builder.xor(bits, flip)
+
+
+@elementwise(lax.select_n_p)
+def select(
+    builder: ElementBuilder, operation: Operation, which: ir.Value, *cases: ir.Value
+) -> ir.Value:
+    """The case that a bool or an int32 picks; out of range, the nearest case."""
+    if len(cases) == 1:
+        return cases[0]
+    if kind(operation.operand_dtypes[0]) is Kind.BOOL:
+        return builder.builder.select(which, cases[1], cases[0])
+    chosen = cases[0]
+    for number, case in enumerate(cases[1:], 1):
+        limit = builder.constant(register_type(operation.operand_dtypes[0]), number)
+        chosen = builder.builder.select(builder.builder.icmp_signed(">=", which, limit), case, chosen)
+    return chosen
+
+
+# Bits.
+
+
+@elementwise(lax.and_p)
+def bitwise_and(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """Bitwise, and logical of bools."""
+    return builder.builder.and_(left, right)
+
+
+@elementwise(lax.or_p)
+def bitwise_or(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """Bitwise, and logical of bools."""
+    return builder.builder.or_(left, right)
+
+
+@elementwise(lax.xor_p)
+def bitwise_xor(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """Bitwise, and logical of bools."""
+    return builder.builder.xor(left, right)
+
+
+@elementwise(lax.not_p)
+def bitwise_not(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """Bitwise, and logical of bools."""
+    dtype = operation.result_dtype
+    ones = builder.constant(register_type(dtype), 1 if register_type(dtype) == i1 else -1)
+    return wrap(builder, dtype, builder.builder.xor(register, ones))
+
+
+def _shift_count(builder: ElementBuilder, dtype, count: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The count, limited to what LLVM defines, and whether it was within the width; negative counts are beyond it."""
+    scalar = register_type(dtype)
+    width = builder.constant(scalar, bit_width(dtype))
+    is_inside = builder.builder.icmp_unsigned("<", count, width)
+    last = builder.constant(scalar, bit_width(dtype) - 1)
+    return builder.builder.select(is_inside, count, last), is_inside
+
+
+@elementwise(lax.shift_left_p)
+def shift_left(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """Zero past the width."""
+    dtype = operation.result_dtype
+    count, is_inside = _shift_count(builder, dtype, right)
+    shifted = builder.builder.shl(left, count)
+    zero = builder.constant(register_type(dtype), 0)
+    return wrap(builder, dtype, builder.builder.select(is_inside, shifted, zero))
+
+
+@elementwise(lax.shift_right_logical_p)
+def shift_right_logical(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """Zero past the width."""
+    dtype = operation.result_dtype
+    count, is_inside = _shift_count(builder, dtype, right)
+    shifted = builder.builder.lshr(to_bits(builder, dtype, left), count)
+    zero = builder.constant(register_type(dtype), 0)
+    return wrap(builder, dtype, builder.builder.select(is_inside, shifted, zero))
+
+
+@elementwise(lax.shift_right_arithmetic_p)
+def shift_right_arithmetic(
+    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
+) -> ir.Value:
+    """Copies of the topmost bit past the width, of unsigned integers too."""
+    dtype = operation.result_dtype
+    count, _ = _shift_count(builder, dtype, right)
+    if np.dtype(dtype) in NARROW_INTEGERS and not _is_signed(dtype):
+        spare = builder.constant(i8, 8 - bit_width(dtype))
+        left = builder.builder.ashr(builder.builder.shl(left, spare), spare)
+    return wrap(builder, dtype, builder.builder.ashr(left, count))
+
+
+@elementwise(lax.population_count_p)
+def population_count(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """The number of bits that are one."""
+    counted = builder.intrinsic("llvm.ctpop", register.type, [register])
+    return wrap(builder, operation.result_dtype, counted)
+
+
+@elementwise(lax.clz_p)
+def count_leading_zeros(
+    builder: ElementBuilder, operation: Operation, register: ir.Value
+) -> ir.Value:
+    """The number of zero bits above the highest one; the width for zero."""
+    dtype = operation.result_dtype
+    scalar = register_type(dtype)
+    bits = to_bits(builder, dtype, register)
+    arguments = [bits, ir.Constant(i1, 0)]
+    counted = builder.intrinsic("llvm.ctlz", register.type, arguments)
+    unused = builder.constant(scalar, scalar.width - bit_width(dtype))
+    return wrap(builder, dtype, builder.builder.sub(counted, unused))
+
+
+# Rounding and the like.
+
+
+def _register_rounding(primitive: Any, name: str) -> None:
+    @elementwise(primitive)
+    def rule_of_rounding(
+        builder: ElementBuilder, operation: Operation, register: ir.Value
+    ) -> ir.Value:
+        return in_float(builder, operation.result_dtype, lambda a, x: a.call(name, x), register)
+
+
+for _primitive, _name in {lax.floor_p: "llvm.floor", lax.ceil_p: "llvm.ceil"}.items():
+    _register_rounding(_primitive, _name)
+
+
+@elementwise(lax.round_p)
+def round_to_integer(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """The nearest integer; halves to even or away from zero, as the equation says."""
+    to_even = operation.params["rounding_method"] is lax.RoundingMethod.TO_NEAREST_EVEN
+    name = "llvm.roundeven" if to_even else "llvm.round"
+    return in_float(builder, operation.result_dtype, lambda a, x: a.call(name, x), register)
+
+
+@elementwise(lax.is_finite_p)
+def is_finite(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    """Neither infinite nor NaN."""
+    dtype = operation.operand_dtypes[0]
+    a = FloatArithmetic(builder, floats.compute_type(dtype))
+    wide = floats.widen(builder, dtype, register)
+    return a.compare("<", a.absolute(wide), float("inf"))
+
+
+@elementwise(lax.nextafter_p)
+def next_after(
+    builder: ElementBuilder, operation: Operation, start: ir.Value, end: ir.Value
+) -> ir.Value:
+    """The neighbour of the first operand on the way to the second, among the numbers of the dtype."""
+    dtype = operation.result_dtype
+    emit = builder.builder
+    if dtype in floats.FORMATS:
+        raise NotImplementedError(f"the CPU compiler has no nextafter for {dtype}")
+    scalar = ir.IntType(8 * dtype.itemsize)
+    top = 1 << (scalar.width - 1)
+
+    def number(value: int) -> ir.Value:
+        return builder.constant(scalar, value)
+
+    wide = [floats.widen(builder, dtype, item) for item in (start, end)]
+    bits = [to_bits(builder, dtype, item) for item in (start, end)]
+    magnitudes = [emit.and_(item, number(top - 1)) for item in bits]
+    # On integers, so that a denormal is not taken for zero.
+    start_is_zero = emit.icmp_unsigned("==", magnitudes[0], number(0))
+    end_is_zero = emit.icmp_unsigned("==", magnitudes[1], number(0))
+    signs_differ = emit.icmp_signed("<", emit.xor(*bits), number(0))
+    grows = emit.not_(emit.or_(signs_differ, emit.icmp_unsigned(">", *magnitudes)))
+    moved = emit.add(bits[0], emit.select(grows, number(1), number(-1)))
+    least = emit.or_(emit.and_(bits[1], number(top)), number(1))
+    moved = emit.select(start_is_zero, least, moved)
+    equal = emit.or_(emit.and_(start_is_zero, end_is_zero), emit.icmp_unsigned("==", *bits))
+    result = from_bits(builder, dtype, emit.select(equal, bits[1], moved))
+    a = FloatArithmetic(builder, floats.compute_type(dtype))
+    is_nan = a.either(a.is_nan(wide[0]), a.is_nan(wide[1]))
+    nan = floats.narrow(builder, dtype, a.float(float("nan")))
+    return emit.select(is_nan, nan, result)
+
+
+# What leaves its operand as it is.
+
+
+@rule(lax.copy_p, _jax.pvary_p, _jax.reduced_vary_cast_p, lax.optimization_barrier_p)
+def identity(context: Context, eqn: Any, *operands: Value) -> Sequence[Value]:
+    """The operands: a promise or a hint, or a copy that values, which nobody writes to, do not need."""
+    return operands
+
+
+@rule(_jax.tie_p)
+def tie(context: Context, eqn: Any, first: Value, second: Value) -> Value:
+    """The second operand."""
+    return second
+
+
+@rule(_jax.dce_sink_p)
+def discard(context: Context, eqn: Any, *operands: Value) -> None:
+    """Nothing: it only marks a value as used."""

@@ -1,0 +1,164 @@
+"""Floats narrower than float32: how they become float32 for arithmetic, and how a float32 is rounded to them.
+
+bfloat16 and the 8-bit floats live in integer registers. All of them, and float16, are exact in float32, and rounding a float32
+to them once, to nearest even, is what XLA does, for conversions and after each operation alike.
+"""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+from llvmlite import ir
+
+from cokernel.compiler.dtypes import Kind, f32, f64, half, i8, i16, kind, register_type
+from cokernel.compiler.function import ElementBuilder
+from cokernel.compiler.ops.arithmetic import FloatArithmetic
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """An 8-bit float: one sign bit, `exponent_bits`, `significand_bits`.
+
+    `has_infinity` formats follow IEEE 754. The others have no infinity: a result too large becomes NaN, which is
+    the all-ones code or, where `nan_is_negative_zero`, the code of the zero they have only one of.
+    """
+
+    exponent_bits: int
+    significand_bits: int
+    bias: int
+    has_infinity: bool = False
+    nan_is_negative_zero: bool = False
+
+    @property
+    def infinity(self) -> int:
+        """The code that follows the largest finite number of an IEEE format."""
+        return ((1 << self.exponent_bits) - 1) << self.significand_bits
+
+    @property
+    def largest(self) -> int:
+        """The code of the largest finite number."""
+        if self.has_infinity:
+            return self.infinity - 1
+        return 0x7F if self.nan_is_negative_zero else 0x7E
+
+    @property
+    def nan(self) -> int:
+        """The code of NaN."""
+        if self.nan_is_negative_zero:
+            return 0x80
+        return self.infinity | (1 << (self.significand_bits - 1)) if self.has_infinity else 0x7F
+
+
+FORMATS: dict[np.dtype, Format] = {
+    np.dtype(ml_dtypes.float8_e5m2): Format(5, 2, 15, has_infinity=True),
+    np.dtype(ml_dtypes.float8_e4m3): Format(4, 3, 7, has_infinity=True),
+    np.dtype(ml_dtypes.float8_e3m4): Format(3, 4, 3, has_infinity=True),
+    np.dtype(ml_dtypes.float8_e4m3fn): Format(4, 3, 7),
+    np.dtype(ml_dtypes.float8_e4m3fnuz): Format(4, 3, 8, nan_is_negative_zero=True),
+    np.dtype(ml_dtypes.float8_e4m3b11fnuz): Format(4, 3, 11, nan_is_negative_zero=True),
+    np.dtype(ml_dtypes.float8_e5m2fnuz): Format(5, 2, 16, nan_is_negative_zero=True),
+}
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def _format(dtype) -> Format:
+    dtype = np.dtype(dtype)
+    if dtype not in FORMATS:
+        raise NotImplementedError(f"the CPU compiler has no arithmetic for dtype {dtype}")
+    return FORMATS[dtype]
+
+
+def compute_type(dtype) -> ir.Type:
+    """The LLVM type in which functions of a float dtype are computed: double for float64, else float."""
+    return f64 if register_type(dtype) == f64 else f32
+
+
+def widen(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
+    """A register of a float dtype in its compute type. Exact."""
+    dtype = np.dtype(dtype)
+    emit = builder.builder
+    match register_type(dtype):
+        case t if t in (f32, f64):
+            return register
+        case t if t == half:
+            return emit.fpext(register, builder.type(f32))
+    arithmetic = FloatArithmetic(builder, f32)
+    bits = emit.zext(register, arithmetic.integer_type)
+    if dtype == BFLOAT16:
+        return arithmetic.from_bits(arithmetic.shift_left(bits, 16))
+    return _widen_8bit(arithmetic, _format(dtype), bits)
+
+
+def _widen_8bit(a: FloatArithmetic, form: Format, bits: ir.Value) -> ir.Value:
+    sign = a.shift_left(a.int_and(bits, 0x80), 24)
+    magnitude = a.int_and(bits, 0x7F)
+    shifted = a.shift_left(magnitude, 23 - form.significand_bits)
+    normal = a.from_bits(a.int_add(shifted, (127 - form.bias) << 23))
+    # Built by a conversion and a product, because as bits they would be a float32 denormal, which the processor may flush.
+    least = 2.0 ** (1 - form.bias - form.significand_bits)
+    subnormal = a.multiply(a.builder.uitofp(magnitude, a.type), least)
+    is_subnormal = a.builder.icmp_unsigned("<", magnitude, a.int(1 << form.significand_bits))
+    value = a.select(is_subnormal, subnormal, normal)
+    if form.has_infinity:
+        top = a.from_bits(a.int_or(shifted, 0x7F800000))
+        value = a.select(a.builder.icmp_unsigned(">=", magnitude, a.int(form.infinity)), top, value)
+    elif not form.nan_is_negative_zero:
+        value = a.select(a.int_equal(magnitude, form.nan), a.from_bits(0x7FC00000), value)
+    signed = a.from_bits(a.int_or(a.bits(value), sign))
+    if form.nan_is_negative_zero:
+        return a.select(a.int_equal(bits, form.nan), a.from_bits(0x7FC00000), signed)
+    return signed
+
+
+def narrow(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
+    """A register of the compute type rounded to a float dtype, to nearest even."""
+    dtype = np.dtype(dtype)
+    emit = builder.builder
+    match register_type(dtype):
+        case t if t in (f32, f64):
+            return register
+        case t if t == half:
+            return emit.fptrunc(register, builder.type(half))
+    arithmetic = FloatArithmetic(builder, f32)
+    if dtype == BFLOAT16:
+        return emit.trunc(_narrow_bfloat16(arithmetic, register), builder.type(i16))
+    return emit.trunc(_narrow_8bit(arithmetic, _format(dtype), register), builder.type(i8))
+
+
+def _narrow_bfloat16(a: FloatArithmetic, value: ir.Value) -> ir.Value:
+    bits = a.bits(value)
+    is_odd = a.int_and(a.shift_right(bits, 16), 1)
+    rounded = a.shift_right(a.int_add(bits, a.int_add(is_odd, 0x7FFF)), 16)
+    nan = a.int_or(a.int_and(a.shift_right(bits, 16), 0x8000), 0x7FC0)
+    return a.int_select(a.is_nan(value), nan, rounded)
+
+
+def _narrow_8bit(a: FloatArithmetic, form: Format, value: ir.Value) -> ir.Value:
+    drop = 23 - form.significand_bits
+    magnitude = a.absolute(value)
+    bits = a.bits(magnitude)
+    is_odd = a.int_and(a.shift_right(bits, drop), 1)
+    rounded = a.shift_right(a.int_add(bits, a.int_add(is_odd, (1 << (drop - 1)) - 1)), drop)
+    normal = a.int_subtract(rounded, (127 - form.bias) << form.significand_bits)
+    # Adding a number whose last place is the smallest subnormal leaves the rounded code in the low bits.
+    magic = 2.0 ** (1 - form.bias - form.significand_bits + 23)
+    subnormal = a.int_subtract(a.bits(a.add(magnitude, magic)), a.bits(magic))
+    is_subnormal = a.compare("<", magnitude, 2.0 ** (1 - form.bias))
+    code = a.int_select(is_subnormal, subnormal, normal)
+    too_large = a.builder.icmp_unsigned(">", code, a.int(form.largest))
+    overflow = form.infinity if form.has_infinity else form.nan
+    sign = a.shift_right(a.int_and(a.bits(value), 0x80000000), 24)
+    if form.nan_is_negative_zero:
+        # Neither zero nor NaN has a sign.
+        sign = a.int_select(a.int_equal(code, 0), 0, sign)
+        signed = a.int_or(code, sign)
+        return a.int_select(a.either(too_large, a.is_nan(value)), form.nan, signed)
+    code = a.int_select(too_large, overflow, code)
+    code = a.int_select(a.is_nan(value), form.nan, code)
+    return a.int_or(code, sign)
+
+
+def is_float(dtype) -> bool:
+    """Whether the dtype holds real floats of any width."""
+    return kind(dtype) in (Kind.FLOAT, Kind.BITS_FLOAT)

@@ -1,0 +1,299 @@
+"""Reductions: sums, products, extremes, logic, their positions, and those with a reducer of the user's own."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+from llvmlite import ir
+
+from cokernel.compiler import dtypes, nests, views
+from cokernel.compiler.context import Context
+from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
+from cokernel.compiler.ops.apply import apply, convert
+from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
+from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.shape import positions
+from cokernel.compiler.values import (
+    Buffer,
+    Expression,
+    Scalar,
+    Value,
+    concatenate_vectors,
+    constant,
+    is_small,
+    make_packed,
+    row_major,
+    shuffle,
+    store_element,
+)
+
+# So many elements are folded one after the other without a loop.
+UNROLLED_FOLD = 8
+# So many rows are folded together before they are added to the partial results in memory.
+ROWS_AT_ONCE = 4
+
+
+def _register(primitive: Any, fold: Fold) -> None:
+    @rule(primitive)
+    def reduction(context: Context, eqn: Any, operand: Value) -> Value:
+        return reduce_value(context, fold, operand, eqn.params["axes"])
+
+
+_register(lax.reduce_sum_p, Fold.ADD)
+_register(lax.reduce_prod_p, Fold.MULTIPLY)
+_register(lax.reduce_max_p, Fold.MAXIMUM)
+_register(lax.reduce_min_p, Fold.MINIMUM)
+_register(lax.reduce_and_p, Fold.AND)
+_register(lax.reduce_or_p, Fold.OR)
+_register(lax.reduce_xor_p, Fold.XOR)
+
+
+def reduce_value(context: Context, fold: Fold, operand: Value, axes: Sequence[int]) -> Value:
+    """Folds the elements along `axes`, which disappear."""
+    shape = tuple(extent for dimension, extent in enumerate(operand.shape) if dimension not in axes)
+    if 0 in shape:
+        return views.empty(shape, operand.dtype)
+    wide = working_dtype(operand.dtype)
+    if wide != operand.dtype:
+        result = reduce_value(context, fold, convert(context, operand, wide), axes)
+        return convert(context, result, operand.dtype)
+    combine = Combiner(fold, operand.dtype)
+    if operand.size == 0:
+        return views.broadcast_scalar(context, combine.identity(), shape, operand.dtype)
+    if not operand.shape or is_small(operand.shape, operand.dtype):
+        return _reduce_register(context, combine, operand, axes, shape)
+    if all(operand.shape[axis] == 1 for axis in axes) and fold is not Fold.ADD:
+        return views.reshape(context, operand, shape)
+    return _settled(context, _reduce_large(context, combine, operand, axes, shape))
+
+
+def _settled(context: Context, value: Value) -> Value:
+    """A result in memory, or in registers if it is small."""
+    if isinstance(value, Buffer) and (not value.shape or is_small(value.shape, value.dtype)):
+        return make_packed(value.shape, value.dtype, context.pack(value))
+    return value
+
+
+def _reduce_register(
+    context: Context, combine: Combiner, operand: Value, axes: Sequence[int], shape: tuple[int, ...]
+) -> Value:
+    """Folds halves of a register until one element is left of each that are folded together."""
+    function = context.function
+    kept = [dimension for dimension in range(len(operand.shape)) if dimension not in axes]
+    lanes = np.arange(operand.size).reshape(operand.shape).transpose([*axes, *kept]).ravel().tolist()
+    register = shuffle(function, context.pack(operand), lanes)
+    width = math.prod(shape)
+    register = fold_halves(function, combine, register, operand.size // width, width)
+    if combine.fold is Fold.ADD and dtypes.is_float(operand.dtype):
+        # The sum of negative zeros is zero, because a sum begins with zero.
+        builder = ElementBuilder(function, width)
+        register = function.builder.fadd(builder.splat(combine.identity()), register)
+    return make_packed(shape, operand.dtype, register)
+
+
+def fold_halves(
+    function: FunctionBuilder, combine: Combiner, register: ir.Value, count: int, width: int
+) -> ir.Value:
+    """Folds a register of `count` groups of `width` lanes into one group."""
+    while count > 1:
+        half = count // 2
+        low = shuffle(function, register, range(half * width))
+        high = shuffle(function, register, range(half * width, 2 * half * width))
+        folded = combine(ElementBuilder(function, half * width), low, high)
+        if count % 2:
+            rest = shuffle(function, register, range(2 * half * width, count * width))
+            folded = concatenate_vectors(function, [folded, rest])
+        register, count = folded, half + count % 2
+    return register
+
+
+def _reduce_large(
+    context: Context, combine: Combiner, operand: Value, axes: Sequence[int], shape: tuple[int, ...]
+) -> Value:
+    if math.prod(operand.shape[axis] for axis in axes) <= UNROLLED_FOLD:
+        return context.materialise(_few(combine, operand, axes, shape))
+    innermost = _innermost(operand)
+    kept = [dimension for dimension in range(len(operand.shape)) if dimension not in axes]
+    if innermost in axes:
+        inner = [axis for axis in axes if axis != innermost] + [innermost]
+        order = [*kept, *inner]
+    else:
+        order = list(range(len(operand.shape)))
+    operand = views.take_view(context, operand, views.transposed(operand.shape, order))
+    assert isinstance(operand, Buffer | Expression)
+    target = nests.dense_buffer(context, shape, operand.dtype)
+    # The results as an array of the operand's shape, in which all elements that are folded together are one.
+    steps = dict(zip(kept, row_major(shape), strict=True))
+    spread = target.view(operand.shape, tuple(steps.get(dimension, 0) for dimension in order))
+    spread, flat = nests.collapse(spread, operand)
+    if innermost in axes:
+        if target.size == 1:
+            return make_packed(shape, operand.dtype, _fold_all(context, combine, flat))
+        _fold_rows(context, combine, spread, flat)
+    else:
+        context.store(target, Scalar((), operand.dtype, combine.identity()), is_fresh=True)
+        _fold_columns(context, combine, spread, flat)
+    return target
+
+
+def _few(
+    combine: Combiner, operand: Value, axes: Sequence[int], shape: tuple[int, ...]
+) -> Expression:
+    """Every element folded from a handful, without a loop."""
+    extents = [operand.shape[axis] for axis in axes]
+
+    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
+        result: ir.Value = combine.identity()
+        for place in np.ndindex(*extents):
+            full, outer = [], iter(index)
+            folded = dict(zip(axes, place, strict=True))
+            for dimension in range(len(operand.shape)):
+                full.append(int(folded[dimension]) if dimension in folded else next(outer))
+            result = combine(builder, result, operands[0].element(builder, full))
+        return result
+
+    return Expression(shape, operand.dtype, (operand,), emit)
+
+
+def _innermost(operand: Value) -> int:
+    """The dimension along which the operand's elements lie closest in memory."""
+    best, best_stride = len(operand.shape) - 1, None
+    for buffer in _buffers(operand, operand.shape):
+        for dimension in reversed(range(len(operand.shape))):
+            stride = abs(buffer.strides[dimension])
+            is_better = best_stride is None or stride < best_stride
+            if buffer.shape[dimension] > 1 and stride and is_better:
+                best, best_stride = dimension, stride
+    return best
+
+
+def _buffers(value: Value, shape: Sequence[int]) -> list[Buffer]:
+    if isinstance(value, Buffer):
+        return [value] if value.shape == tuple(shape) else []
+    if isinstance(value, Expression) and value.elementwise:
+        return [buffer for operand in value.operands for buffer in _buffers(operand, shape)]
+    return []
+
+
+def in_function(
+    context: Context,
+    name: str,
+    target: Buffer | None,
+    values: Sequence[Value],
+    results: Sequence[ir.Type],
+    build: Callable[[FunctionBuilder, Buffer | None, list[Value]], Sequence[ir.Value]],
+) -> list[ir.Value]:
+    """Emits `build` as a function of its own, which writes `target` and reads `values`, and calls it. The target is fresh
+    memory."""
+    sources: list[Value] = [value for value in ([target] if target else []) if value] + list(values)
+    arguments = [leaf for source in sources for leaf in source.leaves()]
+    inner = context.function.sibling(name, [argument.type for argument in arguments], results)
+    if target is not None and target.leaves():
+        inner.parameters[0].add_attribute("noalias")
+    leaves = iter(inner.parameters)
+    inside = [source.rebuild(leaves) for source in sources]
+    with context.inside(inner):
+        if target is None:
+            registers = build(inner, None, inside)
+        else:
+            room = inside.pop(0)
+            assert isinstance(room, Buffer)
+            registers = build(inner, room, inside)
+        inner.finish(registers)
+    return context.call(inner, arguments)
+
+
+def _fold_nest(
+    function: FunctionBuilder,
+    combine: Combiner,
+    start: ir.Value,
+    value: Value,
+    index: list[Index],
+    extents: Sequence[int],
+) -> ir.Value:
+    """Folds the elements at `index` followed by all the indices in a box of `extents`."""
+    if not extents:
+        builder = ElementBuilder(function)
+        return combine(builder, start, value.element(builder, index))
+    with function.loop(0, extents[0], carry=[start]) as loop:
+        folded = _fold_nest(
+            function, combine, loop.carry[0], value, [*index, loop.counter], extents[1:]
+        )
+        loop.next = [folded]
+    return loop.carry[0]
+
+
+def _fold_all(context: Context, combine: Combiner, value: Value) -> ir.Value:
+    """Everything folded into one register."""
+
+    def build(
+        function: FunctionBuilder, target: Buffer | None, values: list[Value]
+    ) -> Sequence[ir.Value]:
+        return [_fold_nest(function, combine, combine.identity(), values[0], [], value.shape)]
+
+    kind = dtypes.register_type(combine.dtype)
+    return in_function(context, "reduce", None, [value], [kind], build)[0]
+
+
+def _fold_rows(context: Context, combine: Combiner, spread: Buffer, value: Value) -> None:
+    """Folds along the trailing dimensions, those along which `spread` does not move."""
+    outer = sum(1 for stride in spread.strides if stride)
+
+    def build(
+        function: FunctionBuilder, target: Buffer | None, values: list[Value]
+    ) -> Sequence[ir.Value]:
+        assert target is not None
+        with function.nest(value.shape[:outer]) as index:
+            folded = _fold_nest(
+                function, combine, combine.identity(), values[0], index, value.shape[outer:]
+            )
+            zeros = [0] * (len(value.shape) - outer)
+            address = target.element_address(function, [*index, *zeros])
+            store_element(function, folded, address, combine.dtype)
+        return []
+
+    in_function(context, "reduce", spread, [value], [], build)
+
+
+def _fold_columns(context: Context, combine: Combiner, spread: Buffer, value: Value) -> None:
+    """Folds into results in memory that hold the identity at first, so that the innermost loop can walk along a dimension that
+    is kept. Several rows are folded together each time, to read and write the results less often."""
+    row = max(dimension for dimension, stride in enumerate(spread.strides) if not stride)
+    extent = value.shape[row]
+
+    def fold(
+        function: FunctionBuilder,
+        target: Buffer,
+        source: Value,
+        outer: list[Index],
+        first: Index,
+        rows: int,
+    ) -> None:
+        with function.nest(value.shape[row + 1 :]) as inner:
+            builder = ElementBuilder(function)
+            folded = None
+            for number in range(rows):
+                index = [*outer, function.add(first, number), *inner]
+                element = source.element(builder, index)
+                folded = element if folded is None else combine(builder, folded, element)
+            address = target.element_address(function, [*outer, first, *inner])
+            result = builder.function.builder.load(
+                address, typ=dtypes.memory_type(combine.dtype), align=combine.dtype.itemsize
+            )
+            raise NotImplementedError(result)
+
+    del extent, fold
+
+
+@rule(lax.argmax_p)
+def argmax(context: Context, eqn: Any, operand: Value) -> Value:
+    """Where the greatest element is: the first of equals, and the first NaN if there is one."""
+    return _position_of(context, eqn, Fold.MAXIMUM, operand)
+
+
+@rule(lax.argmin_p)
+def argmin(context: Context, eqn: Any, operand: Value) -> Value:
+    """Where the smallest element is: the first of equals, and the first NaN if there is one."""
+    return _position_of(context, eqn, Fold.MINIMUM, operand)

@@ -1,0 +1,157 @@
+"""CPU: compiles a kernel with LLVM and calls it through one XLA custom call."""
+
+import functools
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from cokernel import _jax, parameters, primitive
+
+TARGET_NAME = "cokernel_launch"
+
+_registration_lock = threading.Lock()
+
+
+def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+    """Lowers a kernel to a custom call of the runtime. See `primitive.py` for the parameters.
+
+    Raises:
+      NotImplementedError: for a primitive that can be neither compiled nor run through XLA.
+    """
+    from cokernel import _runtime
+
+    _register_target()
+    options = parameters.resolve(params["compiler_params"])
+    outer = _outer_axes(ctx, params)
+    module, callbacks = _compile(ctx, params, options, outer)
+    text = json.dumps(module, separators=(",", ":"))
+    key = _key(text, callbacks)
+    if not _runtime.executable_is_registered(key):
+        _register(key, module, callbacks)
+    extra = [_axis_index(ctx, axis) for axis in outer]
+    scalar = _jax.ShapedArray((), np.dtype(np.int32))
+    call_ctx = ctx.replace(avals_in=[*ctx.avals_in, *[scalar] * len(extra)])
+    rule = jax.ffi.ffi_lowering(
+        TARGET_NAME,
+        operand_output_aliases=dict(params["input_output_aliases"]),
+        # XLA makes a call with side effects dearer, so only a kernel that prints, calls back or communicates is one.
+        has_side_effect=options.has_side_effects or _has_side_effects(ctx, params),
+    )
+    signed = key - (1 << 64) if key >= 1 << 63 else key
+    # With callbacks the module means nothing in another process, so its text stays here.
+    return rule(call_ctx, *operands, *extra, key=np.int64(signed), module="" if callbacks else text)
+
+
+def _compile(
+    ctx: Any, params: Mapping[str, Any], options: parameters.CompilerParams, outer: Mapping[Any, int]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The module as plain data, and the callbacks that go with it."""
+    # Importing the compiler takes a moment, which `import cokernel` should not.
+    from cokernel import _runtime
+    from cokernel.compiler.kernel import Kernel
+
+    kernel = Kernel(
+        params["name"] or "kernel",
+        params["jaxprs"],
+        params["meshes"],
+        params["external_meshes"],
+        operand_count=len(ctx.avals_in),
+        result_count=len(params["out_avals"]),
+        outer_axes=list(outer),
+        outer_sizes=list(outer.values()),
+        bounds_checks=options.bounds_checks,
+        offsets=_runtime.abi_offsets(),
+    )
+    compiled = kernel.compile()
+    if options.dump_llvm:
+        print(compiled.ir)
+    spec = dict(compiled.spec)
+    spec["num_workers"] = options.num_workers or 0
+    spec["time_limit_s"] = options.time_limit_s or 0.0
+    module = {"ir": compiled.ir, "spec": spec, "sites": compiled.sites, "memory": compiled.memory}
+    return module, compiled.callbacks
+
+
+def _key(text: str, callbacks: Sequence[Mapping[str, Any]]) -> int:
+    from cokernel.compiler.codegen import key_of
+
+    # Equal code with other Python functions behind it is another executable.
+    identity = "".join(f"\n{id(callback['function'])}" for callback in callbacks)
+    return key_of(text + identity)
+
+
+def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[str, Any]]) -> None:
+    """Compiles a module to machine code and makes it known to the runtime."""
+    from cokernel import _runtime
+    from cokernel.checking.failures import describe
+    from cokernel.compiler import codegen
+
+    code = codegen.LoadedCode(codegen.compile_object(module["ir"]))
+    spec = dict(module["spec"])
+    spec["programs"] = [
+        {**program, "entry": code.address(program["entry"])} for program in spec["programs"]
+    ]
+    spec["report"] = functools.partial(describe, sites=module["sites"], memory=module["memory"])
+    spec["callbacks"] = list(callbacks)
+    spec["keep_alive"] = code
+    _runtime.register_executable(key, spec)
+
+
+def _load(key: int, text: str) -> None:
+    """Called by the runtime for a kernel that another process compiled."""
+    if not text:
+        raise RuntimeError(
+            "this kernel calls Python functions (debug_print, callbacks or primitives that go through XLA), so it can only run "
+            "in the process that made it"
+        )
+    _register(key, json.loads(text), [])
+
+
+def _register_target() -> None:
+    # JAX refuses targets before its backend is up, and importing must not start one.
+    with _registration_lock:
+        _register_target_once()
+
+
+@functools.cache
+def _register_target_once() -> None:
+    from cokernel import _runtime
+
+    jax.ffi.register_ffi_target(TARGET_NAME, _runtime.ffi_handler(), platform="cpu")
+    _runtime.set_loader(_load)
+
+
+def _has_side_effects(ctx: Any, params: Mapping[str, Any]) -> bool:
+    """Whether the kernel must run even if nobody uses its results."""
+    _, effects = primitive.abstract_eval(*ctx.avals_in, **params)
+    return any(
+        not isinstance(effect, _jax.JaxprInputEffect | _jax.NamedAxisEffect) for effect in effects
+    )
+
+
+def _outer_axes(ctx: Any, params: Mapping[str, Any]) -> dict[Any, int]:
+    """The axes of a shard_map around the kernel whose index a program asks for, with their sizes."""
+    own = {axis for mesh in (*params["meshes"], *params["external_meshes"]) for axis in mesh.shape}
+    names: dict[Any, int] = {}
+    for jaxpr in params["jaxprs"]:
+        for effect in jaxpr.effects:
+            if isinstance(effect, _jax.NamedAxisEffect) and effect.name not in own:
+                names[effect.name] = _axis_size(ctx, effect.name)
+    return names
+
+
+def _axis_size(ctx: Any, name: Any) -> int:
+    mesh = ctx.module_context.axis_context
+    sizes = dict(getattr(mesh, "mesh", mesh).shape)
+    return sizes[name]
+
+
+def _axis_index(ctx: Any, axis: Any) -> Any:
+    rule = _jax.mlir.lower_fun(lambda: jax.lax.axis_index(axis), multiple_results=False)
+    scalar = _jax.ShapedArray((), np.dtype(np.int32))
+    [index] = rule(ctx.replace(avals_in=[], avals_out=[scalar]))
+    return index
