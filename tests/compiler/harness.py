@@ -1,0 +1,68 @@
+"""Runs a function of arrays as the body of a kernel with one core, to compare rules with XLA."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import cokernel
+
+MESH = cokernel.CoreMesh(core=1)
+
+
+def run(function: Callable[..., Any], *arrays: Any, **params: Any) -> list[np.ndarray]:
+    """The results of `function(*arrays)` computed inside a kernel, as numpy arrays.
+
+    Inputs are read whole from Refs, results written whole to output Refs. `params` go to
+    cokernel.CompilerParams.
+    """
+    arrays = tuple(jax.numpy.asarray(array) for array in arrays)
+    shapes = jax.tree.leaves(jax.eval_shape(function, *arrays))
+    out_types = [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes]
+
+    def body(*refs: Any) -> None:
+        inputs, outputs = refs[: len(arrays)], refs[len(arrays) :]
+        results = jax.tree.leaves(function(*(ref[...] for ref in inputs)))
+        for output, result in zip(outputs, results, strict=True):
+            output[...] = result
+
+    kernel = cokernel.mpmd_map(
+        [(MESH, body)], out_types, compiler_params=cokernel.CompilerParams(**params)
+    )
+    return [np.asarray(result) for result in kernel(*arrays)]
+
+
+def expect_same(function: Callable[..., Any], *arrays: Any) -> None:
+    """Asserts that the kernel's results have the same bits as jitted XLA's (NaNs may differ)."""
+    ours = run(function, *arrays)
+    theirs = jax.tree.leaves(jax.jit(function)(*arrays))
+    for our, their in zip(ours, theirs, strict=True):
+        their = np.asarray(their)
+        assert our.dtype == their.dtype
+        np.testing.assert_array_equal(_as_numbers(our), _as_numbers(their))
+
+
+def expect_close(function: Callable[..., Any], *arrays: Any, ulps: float) -> None:
+    """Asserts that the kernel's float results are within so many units in the last place of XLA's."""
+    ours = run(function, *arrays)
+    theirs = jax.tree.leaves(jax.jit(function)(*arrays))
+    for our, their in zip(ours, theirs, strict=True):
+        their = np.asarray(their)
+        assert our.dtype == their.dtype
+        eps = float(jax.numpy.finfo(their.dtype).eps)
+        tiny = float(jax.numpy.finfo(their.dtype).tiny)
+        np.testing.assert_allclose(
+            our.astype(np.float64), their.astype(np.float64), rtol=ulps * eps, atol=ulps * eps * tiny
+        )
+
+
+def _as_numbers(array: np.ndarray) -> np.ndarray:
+    """Values that numpy can compare exactly; -0.0 and 0.0 are told apart by the sign beside them."""
+    if array.dtype.kind in "fV":
+        wide = array.astype(np.float64)
+        return np.stack([wide, np.where(np.isnan(wide), 0.0, np.copysign(1.0, wide))])
+    return array
+
+
+__all__: Sequence[str] = ["MESH", "expect_close", "expect_same", "run"]
