@@ -328,7 +328,7 @@ class Kernel:
         return function.at_entry(
             ("operand", number),
             lambda builder: function.load_invariant(
-                function.advance(table, number * self.offsets["sizeof.pointer"], builder), pointer, builder
+                function.advance(table, number * 8, builder), pointer, builder
             ),
         )
 

@@ -110,8 +110,11 @@ def _highest(dtype: np.dtype) -> Any:
 
 
 def working_dtype(dtype) -> np.dtype:
-    """The dtype in which elements of `dtype` are folded: narrow floats as float32, rounded once at the end."""
+    """The dtype in which elements of `dtype` are folded: narrow floats as float32, rounded once at
+    the end, and integers of less than a byte as int32."""
     dtype = np.dtype(dtype)
+    if dtypes.kind(dtype) in (Kind.SIGNED, Kind.UNSIGNED) and ml_dtypes.iinfo(dtype).bits < 8:
+        return np.dtype(np.int32)
     if dtypes.is_float(dtype) and dtype.itemsize < 4:
         return np.dtype(np.float32)
     return dtype

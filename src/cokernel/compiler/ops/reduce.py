@@ -15,6 +15,7 @@ from cokernel.compiler.ops.apply import apply, convert
 from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.shape import positions
+from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.values import (
     Buffer,
     Expression,
@@ -23,6 +24,7 @@ from cokernel.compiler.values import (
     concatenate_vectors,
     constant,
     is_small,
+    load_element,
     make_packed,
     row_major,
     shuffle,
@@ -82,7 +84,9 @@ def _reduce_register(
     """Folds halves of a register until one element is left of each that are folded together."""
     function = context.function
     kept = [dimension for dimension in range(len(operand.shape)) if dimension not in axes]
-    lanes = np.arange(operand.size).reshape(operand.shape).transpose([*axes, *kept]).ravel().tolist()
+    lanes = (
+        np.arange(operand.size).reshape(operand.shape).transpose([*axes, *kept]).ravel().tolist()
+    )
     register = shuffle(function, context.pack(operand), lanes)
     width = math.prod(shape)
     register = fold_halves(function, combine, register, operand.size // width, width)
@@ -133,7 +137,8 @@ def _reduce_large(
             return make_packed(shape, operand.dtype, _fold_all(context, combine, flat))
         _fold_rows(context, combine, spread, flat)
     else:
-        context.store(target, Scalar((), operand.dtype, combine.identity()), is_fresh=True)
+        start = views.broadcast_scalar(context, combine.identity(), shape, operand.dtype)
+        context.store(target, start, is_fresh=True)
         _fold_columns(context, combine, spread, flat)
     return target
 
@@ -144,7 +149,9 @@ def _few(
     """Every element folded from a handful, without a loop."""
     extents = [operand.shape[axis] for axis in axes]
 
-    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
+    def emit(
+        builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
+    ) -> ir.Value:
         result: ir.Value = combine.identity()
         for place in np.ndindex(*extents):
             full, outer = [], iter(index)
@@ -187,7 +194,7 @@ def in_function(
 ) -> list[ir.Value]:
     """Emits `build` as a function of its own, which writes `target` and reads `values`, and calls it. The target is fresh
     memory."""
-    sources: list[Value] = [value for value in ([target] if target else []) if value] + list(values)
+    sources: list[Value] = [*values] if target is None else [target, *values]
     arguments = [leaf for source in sources for leaf in source.leaves()]
     inner = context.function.sibling(name, [argument.type for argument in arguments], results)
     if target is not None and target.leaves():
@@ -258,33 +265,64 @@ def _fold_rows(context: Context, combine: Combiner, spread: Buffer, value: Value
 
 
 def _fold_columns(context: Context, combine: Combiner, spread: Buffer, value: Value) -> None:
-    """Folds into results in memory that hold the identity at first, so that the innermost loop can walk along a dimension that
-    is kept. Several rows are folded together each time, to read and write the results less often."""
+    """Folds into results in memory that hold the identity at first, so that the innermost loop can
+    walk along a dimension that is kept. Several rows are folded together each time, to read and
+    write the results less often."""
     row = max(dimension for dimension, stride in enumerate(spread.strides) if not stride)
-    extent = value.shape[row]
+    whole = value.shape[row] // ROWS_AT_ONCE
 
-    def fold(
-        function: FunctionBuilder,
-        target: Buffer,
-        source: Value,
-        outer: list[Index],
-        first: Index,
-        rows: int,
-    ) -> None:
-        with function.nest(value.shape[row + 1 :]) as inner:
+    def fold(target: Buffer, source: Value, before: list[Index], first: Index, rows: int) -> None:
+        function = context.function
+        with function.nest(value.shape[row + 1 :]) as after:
             builder = ElementBuilder(function)
-            folded = None
-            for number in range(rows):
-                index = [*outer, function.add(first, number), *inner]
-                element = source.element(builder, index)
-                folded = element if folded is None else combine(builder, folded, element)
-            address = target.element_address(function, [*outer, first, *inner])
-            result = builder.function.builder.load(
-                address, typ=dtypes.memory_type(combine.dtype), align=combine.dtype.itemsize
-            )
-            raise NotImplementedError(result)
+            address = target.element_address(function, [*before, first, *after])
+            elements = [
+                source.element(builder, [*before, function.add(first, number), *after])
+                for number in range(rows)
+            ]
+            folded = load_element(function, address, combine.dtype)
+            for element in elements:
+                folded = combine(builder, folded, element)
+            store_element(function, folded, address, combine.dtype)
 
-    del extent, fold
+    def build(
+        function: FunctionBuilder, target: Buffer | None, values: list[Value]
+    ) -> Sequence[ir.Value]:
+        assert target is not None
+        with function.nest(value.shape[:row]) as before:
+            if whole:
+                with function.loop(0, whole) as loop:
+                    first = function.multiply(loop.counter, ROWS_AT_ONCE)
+                    fold(target, values[0], before, first, ROWS_AT_ONCE)
+            if value.shape[row] % ROWS_AT_ONCE:
+                rest = value.shape[row] % ROWS_AT_ONCE
+                fold(target, values[0], before, whole * ROWS_AT_ONCE, rest)
+        return []
+
+    in_function(context, "reduce", spread, [value], [], build)
+
+
+def _position_of(context: Context, eqn: Any, fold: Fold, operand: Value) -> Value:
+    """The index along the axis of the first NaN, or else of the first extreme element. It takes two
+    passes, which are simple enough to go many elements at a time."""
+    (axis,) = eqn.params["axes"]
+    index_dtype = np.dtype(eqn.params["index_dtype"])
+    operand = convert(context, operand, working_dtype(operand.dtype))
+    if isinstance(operand, Expression) and not operand.is_cheap:
+        operand = context.materialise(operand)
+    shape = operand.shape
+    kept = [dimension for dimension in range(len(shape)) if dimension != axis]
+    extreme = reduce_value(context, fold, operand, [axis])
+    extreme = views.take_view(context, extreme, views.broadcast(extreme.shape, shape, kept))
+    found = apply(context, lax.eq_p, shape, np.bool_, operand, extreme)
+    if dtypes.is_float(operand.dtype):
+        is_nan = apply(context, lax.ne_p, shape, np.bool_, operand, operand)
+        found = apply(context, lax.or_p, shape, np.bool_, found, is_nan)
+    places = positions(context, shape, axis, np.int32)
+    nowhere = constant(np.iinfo(np.int32).max, np.int32)
+    nowhere = views.broadcast_scalar(context, nowhere.register, shape, np.int32)
+    places = apply(context, lax.select_n_p, shape, np.int32, found, nowhere, places)
+    return convert(context, reduce_value(context, Fold.MINIMUM, places, [axis]), index_dtype)
 
 
 @rule(lax.argmax_p)
@@ -297,3 +335,52 @@ def argmax(context: Context, eqn: Any, operand: Value) -> Value:
 def argmin(context: Context, eqn: Any, operand: Value) -> Value:
     """Where the smallest element is: the first of equals, and the first NaN if there is one."""
     return _position_of(context, eqn, Fold.MINIMUM, operand)
+
+
+@rule(lax.reduce_p)
+def reduce_with(context: Context, eqn: Any, *operands: Value) -> list[Value]:
+    """Folds several arrays together, element by element, with a function of the user's."""
+    count = len(operands) // 2
+    shape = tuple(eqn.outvars[0].aval.shape)
+    dtypes_ = [operand.dtype for operand in operands[:count]]
+    starts = [Scalar((), operand.dtype, context.scalar(operand)) for operand in operands[count:]]
+    if 0 in shape:
+        return [views.empty(shape, dtype) for dtype in dtypes_]
+    axes = eqn.params["dimensions"]
+    kept = [dimension for dimension in range(len(operands[0].shape)) if dimension not in axes]
+    view = views.transposed(operands[0].shape, [*kept, *axes])
+    sources = [
+        views.take_view(context, context.materialise(operand), view) for operand in operands[:count]
+    ]
+    targets = [nests.dense_buffer(context, shape, dtype) for dtype in dtypes_]
+    jaxpr = eqn.params["jaxpr"]
+
+    def fold(
+        inside: Sequence[Value], index: list[Index], carry: list[ir.Value], extents: Sequence[int]
+    ) -> list[ir.Value]:
+        if extents:
+            with context.function.loop(0, extents[0], carry=carry) as loop:
+                loop.next = fold(inside, [*index, loop.counter], loop.carry, extents[1:])
+            return loop.carry
+        builder = ElementBuilder(context.function)
+        scalars = [
+            *(Scalar((), dtype, item) for dtype, item in zip(dtypes_, carry, strict=True)),
+            *(Scalar((), item.dtype, item.element(builder, index)) for item in inside),
+        ]
+        return [context.scalar(result) for result in lower_jaxpr(context, jaxpr, scalars)]
+
+    def build(
+        function: FunctionBuilder, target: Buffer | None, values: list[Value]
+    ) -> Sequence[ir.Value]:
+        inside, begin, outputs = values[:count], values[count : 2 * count], values[2 * count :]
+        with function.nest(shape) as index:
+            carry = [context.scalar(value) for value in begin]
+            folded = fold(inside, index, carry, view.shape[len(kept) :])
+            for output, register in zip(outputs, folded, strict=True):
+                assert isinstance(output, Buffer)
+                address = output.element_address(function, index)
+                store_element(function, register, address, output.dtype)
+        return []
+
+    in_function(context, "reduce", None, [*sources, *starts, *targets], [], build)
+    return [_settled(context, target) for target in targets]

@@ -1,0 +1,243 @@
+"""Semaphores, barriers, delays and sums in another core's memory."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from cokernel import _jax
+from cokernel.compiler import dtypes
+from cokernel.compiler.context import Context
+from cokernel.compiler.dtypes import i32, i64, void
+from cokernel.compiler.function import Index
+from cokernel.compiler.ops.control import yield_core
+from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.targets import Target, find_target, require, static_position
+from cokernel.compiler.refs import Place, RefValue, View, resolve
+from cokernel.compiler.values import Scalar, Value
+
+
+def root_of(ref: Any) -> tuple[RefValue, tuple[Any, ...]]:
+    """A Ref and the transforms on it, from either a Ref or a transformed Ref."""
+    if isinstance(ref, _jax.TransformedRef):
+        root, inner = root_of(ref.ref)
+        return root, (*inner, *ref.transforms)
+    return ref, ()
+
+
+def written_name(context: Context, ref: RefValue, transforms: Sequence[Any]) -> str:
+    """The Ref as the user wrote it, with its indices where they are known: "sems[2]", "sems[...]"."""
+    text = ref.name
+    for transform in transforms:
+        if isinstance(transform, _jax.NDIndexer) and transform.indices:
+            indices = [_written_index(context, index) for index in transform.indices]
+            text += "[...]" if "..." in indices else f"[{', '.join(indices)}]"
+    return text
+
+
+def _written_index(context: Context, index: Any) -> str:
+    if isinstance(index, Value):
+        constant = context.index(index) if not index.shape and isinstance(index, Scalar) else None
+        return str(constant) if isinstance(constant, int) else "..."
+    if isinstance(index, int | np.integer):
+        return str(int(index))
+    if isinstance(index, _jax.Slice) and isinstance(index.start, int) and isinstance(index.size, int):
+        stop = index.start + index.size * index.stride
+        return f"{index.start}:{stop}" if index.stride == 1 else f"{index.start}:{stop}:{index.stride}"
+    return "..."
+
+
+@dataclasses.dataclass(frozen=True)
+class SemaphoreAt:
+    """One semaphore of one core: where it is, and how reports call it."""
+
+    address: ir.Value
+    name: str
+    # What reports need to tell who else touches the same semaphore; see `semaphore_key`.
+    key: tuple[Any, ...]
+
+
+def semaphore_at(
+    context: Context,
+    ref: Any,
+    operation: str,
+    *,
+    transforms: Sequence[Any] = (),
+    device_id: Any = None,
+    device_id_type: Any = None,
+    core_index: Value | None = None,
+) -> SemaphoreAt:
+    """The semaphore that a Ref and its transforms select, on the core that `device_id` names or on this one."""
+    root, inner = root_of(ref)
+    transforms = (*inner, *transforms)
+    name = written_name(context, root, transforms)
+    target = find_target(
+        context,
+        root,
+        operation,
+        name,
+        device_id=device_id,
+        device_id_type=device_id_type,
+        core_index=core_index,
+    )
+    base = target.address(context)
+    view = resolve(context, root, transforms, operation, at=base)
+    if any(extent != 1 for extent in view.extents):
+        raise ValueError(
+            f"{context.describe()}: {operation} needs one semaphore, but {name!r} has the shape {tuple(view.extents)}"
+        )
+    return SemaphoreAt(view.address, name, semaphore_key(target, _static_offset(root, transforms)))
+
+
+def _static_offset(root: RefValue, transforms: Sequence[Any]) -> int | None:
+    """The position, in bytes, of the selected semaphore in its Ref, or None where it is chosen at run time."""
+    if len(root.shape) == 0:
+        return 0
+    view_shape, offset = root.shape, 0
+    for transform in transforms:
+        if not isinstance(transform, _jax.NDIndexer) or len(transform.indices) != len(view_shape):
+            return None
+        remaining = []
+        stride = root.itemsize
+        for index, extent in zip(reversed(transform.indices), reversed(view_shape), strict=True):
+            start = index.start if isinstance(index, _jax.Slice) else index
+            if isinstance(start, Scalar) and isinstance(start.register, ir.Constant):
+                start = start.register.constant
+            if not isinstance(start, int | np.integer):
+                return None
+            offset += int(start) * stride
+            stride *= extent
+            if isinstance(index, _jax.Slice):
+                return offset if all(extent == 1 for extent in view_shape) else None
+        view_shape = tuple(remaining)
+    return offset if not view_shape or all(extent == 1 for extent in view_shape) else None
+
+
+def semaphore_key(target: Target, offset: int | None) -> tuple[Any, ...]:
+    """What identifies a semaphore in reports, as plain data: (place, program or operand, first byte, end, core).
+
+    Bytes count from the start of the owner's block for a private semaphore, and from the start of one instance for an
+    operand. `core` is the row-major number of the owner, "own" for the core that acts, or None if chosen at run time.
+    """
+    ref = target.ref
+    first = ref.offset if ref.place is Place.PRIVATE else 0
+    owner = ref.program if ref.place is Place.PRIVATE else ref.offset
+    if offset is None:
+        span = (first, first + ref.nbytes)
+    else:
+        span = (first + offset, first + offset + ref.itemsize)
+    core: Any = "own" if target.is_own else static_position(target)
+    return (ref.place.value, owner, *span, core)
+
+
+def signal(context: Context, semaphore: SemaphoreAt, amount: Index, site: ir.Constant) -> None:
+    """Adds to a semaphore."""
+    function = context.function
+    function.call_external(
+        "cokernel_semaphore_signal", void, [function.core, semaphore.address, function.index(amount), site]
+    )
+
+
+def wait(context: Context, semaphore: SemaphoreAt, amount: Index, decrement: bool, site: ir.Constant) -> None:
+    """Blocks until a semaphore has counted to `amount`, and takes that from it if `decrement`."""
+    function = context.function
+    arguments = [function.core, semaphore.address, function.index(amount), ir.Constant(i32, int(decrement)), site]
+    function.suspend_unless(lambda: function.call_external("cokernel_semaphore_wait", i32, arguments))
+
+
+def _unflatten(eqn: Any, operands: Sequence[Any]) -> Any:
+    return eqn.params["args_tree"].unflatten(operands)
+
+
+def _require_not_negative(context: Context, amount: Index, operation: str, name: str, what: str) -> None:
+    function = context.function
+    if isinstance(amount, int):
+        if amount >= 0:
+            return
+        good: ir.Value = ir.Constant(dtypes.i1, 0)
+    else:
+        good = function.builder.icmp_signed(">=", amount, ir.Constant(i64, 0))
+    require(context, good, operation, name, f"{what} must not be negative, but is {{value}}", amount)
+
+
+@rule(_jax.pallas_primitives.semaphore_signal_p)
+def _semaphore_signal(context: Context, eqn: Any, *operands: Any) -> None:
+    ref, transforms, increment, device_id, core_index = _unflatten(eqn, operands)
+    semaphore = semaphore_at(
+        context,
+        ref,
+        "semaphore_signal",
+        transforms=transforms,
+        device_id=device_id,
+        device_id_type=eqn.params["device_id_type"],
+        core_index=core_index,
+    )
+    amount = context.index(increment)
+    _require_not_negative(context, amount, "semaphore_signal", semaphore.name, "the increment")
+    site = context.site("semaphore_signal", semaphore.name, signals=(semaphore.key,))
+    signal(context, semaphore, amount, site)
+
+
+@rule(_jax.pallas_primitives.semaphore_wait_p)
+def _semaphore_wait(context: Context, eqn: Any, *operands: Any) -> None:
+    ref, transforms, value, decrement = _unflatten(eqn, operands)
+    semaphore = semaphore_at(context, ref, "semaphore_wait", transforms=transforms)
+    amount = context.index(value)
+    _require_not_negative(context, amount, "semaphore_wait", semaphore.name, "the value to wait for")
+    site = context.site("semaphore_wait", semaphore.name, waits=semaphore.key)
+    wait(context, semaphore, amount, bool(context.index(decrement)), site)
+
+
+@rule(_jax.pallas_primitives.semaphore_read_p)
+def _semaphore_read(context: Context, eqn: Any, *operands: Any) -> Value:
+    ref, transforms = _unflatten(eqn, operands)
+    semaphore = semaphore_at(context, ref, "semaphore_read", transforms=transforms)
+    # Who reads a semaphore is likely to read it again until it changes, so the others get their turn first.
+    yield_core(context, "semaphore_read", semaphore.name)
+    function = context.function
+    count = function.call_external("cokernel_semaphore_read", i32, [function.core, semaphore.address])
+    return Scalar((), np.dtype(np.int32), count)
+
+
+@rule(_jax.sc_primitives.barrier_p)
+def _subcore_barrier(context: Context, eqn: Any) -> None:
+    mesh = context.program.mesh
+    if isinstance(mesh, _jax.ScalarSubcoreMesh | _jax.TensorCoreMesh):
+        raise ValueError(
+            f"{context.describe()}: subcore_barrier joins the vector subcores of a SparseCore, but this program runs on "
+            f"{mesh}; use a semaphore instead"
+        )
+    function = context.function
+    site = context.site("subcore_barrier", "barrier")
+    function.suspend_unless(lambda: function.call_external("cokernel_barrier_wait", i32, [function.core, site]))
+
+
+@rule(_jax.tpu_primitives.get_barrier_semaphore_p)
+def _get_barrier_semaphore(context: Context, eqn: Any) -> RefValue:
+    [result] = eqn.outvars
+    return context.kernel.barrier_semaphore(context.program.index, eqn.params["tag"], result.aval)
+
+
+@rule(_jax.pallas_primitives.delay_p)
+def _delay(context: Context, eqn: Any, nanoseconds: Value) -> None:
+    function = context.function
+    amount = function.index(context.index(nanoseconds))
+    function.call_external("cokernel_delay", void, [function.core, amount])
+
+
+@rule(_jax.sc_primitives.fetch_and_add_p)
+def _fetch_and_add(context: Context, eqn: Any, ref: RefValue, value: Value, *operands: Any) -> Value:
+    *indices, subcore = operands
+    operation = "fetch_and_add"
+    mesh = ref.mesh
+    if ref.place is not Place.PRIVATE or mesh is None:
+        raise ValueError(f"{context.describe()}: {operation} needs a Ref in a core's own SMEM, not {ref.name!r}")
+    axis = list(mesh.shape)[-1]
+    target = find_target(context, ref, operation, ref.name, device_id={axis: subcore})
+    indexer = _jax.NDIndexer(tuple(indices), ref.shape, ())
+    view: View = resolve(context, ref, (indexer,), operation, at=target.address(context))
+    amount = context.scalar(value)
+    old = context.builder.atomic_rmw("add", view.address, amount, "acq_rel")
+    return Scalar((), np.dtype(np.int32), old)
