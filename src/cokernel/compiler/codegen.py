@@ -44,7 +44,9 @@ def _target_machine() -> Any:
     triple, cpu, features = _host()
     target = llvm.Target.from_triple(triple)
     # Position-independent code with small offsets: the loader places code and data together and reaches the rest through stubs.
-    return target.create_target_machine(cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True)
+    return target.create_target_machine(
+        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+    )
 
 
 def key_of(text: str) -> int:
@@ -82,7 +84,11 @@ def compile_object(ir: str) -> bytes:
     triple, cpu, features = _host()
     identity = "\n".join([str(PIPELINE_VERSION), llvmlite.__version__, triple, cpu, features, ir])
     folder = cache_folder()
-    path = folder / f"{hashlib.sha256(identity.encode()).hexdigest()}.o" if folder is not None else None
+    path = (
+        folder / f"{hashlib.sha256(identity.encode()).hexdigest()}.o"
+        if folder is not None
+        else None
+    )
     if path is not None:
         try:
             return path.read_bytes()

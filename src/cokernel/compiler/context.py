@@ -109,7 +109,9 @@ class Context:
         if axis in outer:
             number = self.kernel.operand_count + outer.index(axis)
             return function.load_invariant(self.operand_address(number), i32)
-        raise ValueError(f"{self.describe()}: there is no axis {axis!r}; the program's mesh has {names}")
+        raise ValueError(
+            f"{self.describe()}: there is no axis {axis!r}; the program's mesh has {names}"
+        )
 
     def axis_size(self, axis: Any) -> int:
         """The size of an axis of the program's mesh or around the kernel."""
@@ -187,7 +189,10 @@ class Context:
             return self._store_register(target, value)
         if isinstance(value, Buffer) and is_fresh and value.is_dense and target.is_dense:
             return nests.copy_dense(
-                self.function, target.address, value.address, target.size * dtypes.itemsize(target.dtype)
+                self.function,
+                target.address,
+                value.address,
+                target.size * dtypes.itemsize(target.dtype),
             )
         nests.store_nest(self, target, value, is_fresh=is_fresh)
 
@@ -221,7 +226,9 @@ class Context:
             failed = self.builder.extract_value(result, 0)
             self.builder.cbranch(failed, self.function.failure(), good).set_weights([1, 1 << 20])
             self.builder.position_at_end(good)
-        return [self.builder.extract_value(result, number + 1) for number in range(len(callee.results))]
+        return [
+            self.builder.extract_value(result, number + 1) for number in range(len(callee.results))
+        ]
 
     @contextlib.contextmanager
     def inside(self, function: FunctionBuilder) -> Iterator[None]:

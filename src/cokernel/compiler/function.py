@@ -68,7 +68,9 @@ class FunctionBuilder:
         else:
             result_type = ir.LiteralStructType([i1, *results])
         self.function = ir.Function(
-            module, ir.FunctionType(result_type, [pointer, *parameters]), module.get_unique_name(name)
+            module,
+            ir.FunctionType(result_type, [pointer, *parameters]),
+            module.get_unique_name(name),
         )
         if is_program:
             self.function.linkage = "external"
@@ -148,7 +150,9 @@ class FunctionBuilder:
             [ir.Constant(i32, 64), null, null, null],
         )
         size = builder.call(self.external("llvm.coro.size.i64", i64, []), [])
-        frame = builder.call(self.external("cokernel_frame", pointer, [pointer, i64]), [self.core, size])
+        frame = builder.call(
+            self.external("cokernel_frame", pointer, [pointer, i64]), [self.core, size]
+        )
         self._handle = builder.call(
             self.external("llvm.coro.begin", pointer, [token, pointer]), [identity, frame]
         )
@@ -177,7 +181,9 @@ class FunctionBuilder:
         resumed = self.function.append_basic_block("resumed")
         if proceed is not None:
             suspend = self.function.append_basic_block("suspend")
-            builder.cbranch(builder.icmp_signed("!=", proceed, ir.Constant(i32, 0)), resumed, suspend)
+            builder.cbranch(
+                builder.icmp_signed("!=", proceed, ir.Constant(i32, 0)), resumed, suspend
+            )
             builder.position_at_end(suspend)
         outcome = builder.call(
             self.external("llvm.coro.suspend", i8, [token, i1]), [saved, ir.Constant(i1, 0)]
@@ -203,7 +209,12 @@ class FunctionBuilder:
         return self.builder.call(callee, list(arguments))
 
     def intrinsic(
-        self, name: str, result: ir.Type, arguments: Sequence[ir.Value], *, overloads: Sequence[ir.Type] | None = None
+        self,
+        name: str,
+        result: ir.Type,
+        arguments: Sequence[ir.Value],
+        *,
+        overloads: Sequence[ir.Type] | None = None,
     ) -> ir.Value:
         """Calls an overloaded LLVM intrinsic; it is overloaded on the result's type unless `overloads` says otherwise."""
         suffixes = [type_suffix(kind) for kind in ([result] if overloads is None else overloads)]
@@ -227,7 +238,10 @@ class FunctionBuilder:
     def core_field(self, name: str, kind: ir.Type) -> ir.Value:
         """A field of this core that stays the same during a launch, loaded once at the entry of the function."""
         return self.at_entry(
-            name, lambda builder: self.load_invariant(self.field(self.core, name, builder), kind, builder)
+            name,
+            lambda builder: self.load_invariant(
+                self.field(self.core, name, builder), kind, builder
+            ),
         )
 
     def at_entry(self, key: object, emit: Callable[[ir.IRBuilder], ir.Value]) -> ir.Value:
@@ -236,7 +250,9 @@ class FunctionBuilder:
             self._entry_values[key] = emit(self.entry_builder)
         return self._entry_values[key]
 
-    def load_invariant(self, address: ir.Value, kind: ir.Type, builder: ir.IRBuilder | None = None) -> ir.Value:
+    def load_invariant(
+        self, address: ir.Value, kind: ir.Type, builder: ir.IRBuilder | None = None
+    ) -> ir.Value:
         """Loads what nobody writes during the launch, so that LLVM may move and share the load."""
         value = (builder or self.builder).load(address, typ=kind)
         value.set_metadata("invariant.load", self.module.add_metadata([]))
@@ -295,15 +311,21 @@ class FunctionBuilder:
         """The row-major coordinates of a flat index in an array of static shape."""
         coordinates: list[Index] = []
         for extent in reversed(shape):
-            coordinates.append(self.remainder(flat, extent) if len(coordinates) + 1 < len(shape) else flat)
+            coordinates.append(
+                self.remainder(flat, extent) if len(coordinates) + 1 < len(shape) else flat
+            )
             flat = self.divide(flat, extent)
         return coordinates[::-1]
 
-    def advance(self, base: ir.Value, offset: Index, builder: ir.IRBuilder | None = None) -> ir.Value:
+    def advance(
+        self, base: ir.Value, offset: Index, builder: ir.IRBuilder | None = None
+    ) -> ir.Value:
         """`base` moved by `offset` bytes."""
         if isinstance(offset, int) and offset == 0:
             return base
-        return (builder or self.builder).gep(base, [self.index(offset)], inbounds=True, source_etype=i8)
+        return (builder or self.builder).gep(
+            base, [self.index(offset)], inbounds=True, source_etype=i8
+        )
 
     # Control flow.
 

@@ -76,9 +76,11 @@ class Kernel:
         # Allocations that live as long as the kernel.
         self._permanent: list[Any] = []
         self._scoped_semaphores: list[int] = []
+        self._barrier_semaphores: dict[tuple[int, Any], RefValue] = {}
         self.instance_operands: list[dict[str, Any]] = []
         self.program_names = [
-            (jaxpr.debug_info.func_name if jaxpr.debug_info is not None else None) or f"program{number}"
+            (jaxpr.debug_info.func_name if jaxpr.debug_info is not None else None)
+            or f"program{number}"
             for number, jaxpr in enumerate(jaxprs)
         ]
         self.has_remote_access = any(map(_reaches_other_cores, jaxprs))
@@ -159,7 +161,14 @@ class Kernel:
         owner_mesh = mesh if mesh is not None else self.meshes[0]
         program = self.meshes.index(owner_mesh) if owner_mesh in self.meshes else None
         ref = RefValue(
-            name, tuple(aval.shape), aval.dtype, str(space), Place.INSTANCES, buffer, program=program, mesh=owner_mesh
+            name,
+            tuple(aval.shape),
+            aval.dtype,
+            str(space),
+            Place.INSTANCES,
+            buffer,
+            program=program,
+            mesh=owner_mesh,
         )
         self.instance_operands.append(
             {
@@ -173,7 +182,9 @@ class Kernel:
 
     def _plan_scratch(self, aval: Any, name: str, next_semaphore: list[int]) -> RefValue:
         if not isinstance(aval, _jax.AbstractRef):
-            raise NotImplementedError(f"kernel {self.name!r}: scratch {name!r} of type {aval} is not a Ref")
+            raise NotImplementedError(
+                f"kernel {self.name!r}: scratch {name!r} of type {aval} is not a Ref"
+            )
         space, _ = space_of(aval)
         size = aval.size * dtypes.itemsize(aval.dtype)
         if dtypes.is_semaphore(aval.dtype):
@@ -189,7 +200,15 @@ class Kernel:
         offset = self._keep(self.programs[program].arena, size)
         return self._ref(aval, name, Place.PRIVATE, offset, program)
 
-    def _ref(self, aval: Any, name: str, place: Place, offset: int, program: int | None, owner: Any = None) -> RefValue:
+    def _ref(
+        self,
+        aval: Any,
+        name: str,
+        place: Place,
+        offset: int,
+        program: int | None,
+        owner: Any = None,
+    ) -> RefValue:
         mesh = self.meshes[program] if program is not None else None
         return RefValue(
             name,
@@ -214,7 +233,9 @@ class Kernel:
         size = aval.size * dtypes.itemsize(aval.dtype)
         space, mesh = space_of(aval)
         if mesh is not None and mesh != context.program.mesh:
-            raise ValueError(f"{context.describe()}: {name!r} is allocated for another mesh than the program's own")
+            raise ValueError(
+                f"{context.describe()}: {name!r} is allocated for another mesh than the program's own"
+            )
         if dtypes.is_semaphore(aval.dtype):
             offset = self._scoped_semaphores[program]
             self._scoped_semaphores[program] += size
@@ -229,6 +250,40 @@ class Kernel:
             return self._ref(aval, name, Place.SHARED, self._keep(self.shared_arena, size), None)
         owner = context.program.arena.allocate(size)
         return self._ref(aval, name, Place.PRIVATE, owner.offset, program, owner)
+
+    def barrier_semaphore(self, program: int, tag: Any, aval: Any) -> RefValue:
+        """The semaphore that `get_barrier_semaphore(tag)` means in a program: one per core, for the whole launch."""
+        known = self._barrier_semaphores.get((program, tag))
+        if known is None:
+            offset = self._scoped_semaphores[program]
+            self._scoped_semaphores[program] += dtypes.SEMAPHORE_BYTES
+            known = self._ref(aval, "barrier_semaphore", Place.PRIVATE, offset, program)
+            self._barrier_semaphores[program, tag] = known
+            self.describe_semaphores.setdefault(program, []).append(
+                (offset, dtypes.SEMAPHORE_BYTES, known.name)
+            )
+        return known
+
+    def barrier_semaphore_of(self, program: int, ref: RefValue, device_id: Any) -> RefValue:
+        """The barrier semaphore that a signal means: that of another mesh if `device_id` names an axis which only that has.
+        Any other semaphore stays what it is."""
+        tags = [tag for (_, tag), known in self._barrier_semaphores.items() if known is ref]
+        if not tags or not isinstance(device_id, dict):
+            return ref
+        named = {axis for key in device_id for axis in (key if isinstance(key, tuple) else (key,))}
+        foreign = named - {*self.meshes[program].shape, *self.outer_axes}
+        for other, (mesh, jaxpr) in enumerate(zip(self.meshes, self.jaxprs, strict=True)):
+            if foreign and foreign <= {*mesh.shape}:
+                if tags[0] not in _barrier_tags(jaxpr):
+                    raise ValueError(
+                        f"kernel {self.name!r}: program {self.program_names[program]!r} signals the barrier semaphore of "
+                        f"{mesh}, but program {self.program_names[other]!r} there never calls get_barrier_semaphore"
+                    )
+                aval = _jax.AbstractRef(
+                    _jax.ShapedArray((), ref.dtype), _jax.TpuMemorySpace.SEMAPHORE
+                )
+                return self.barrier_semaphore(other, tags[0], aval)
+        return ref
 
     # Code.
 
@@ -273,7 +328,9 @@ class Kernel:
                     "semaphore_bytes": size,
                     "uses_barrier": _uses_barrier(jaxpr),
                 }
-                for program, jaxpr, size in zip(self.programs, self.jaxprs, self._semaphore_bytes, strict=True)
+                for program, jaxpr, size in zip(
+                    self.programs, self.jaxprs, self._semaphore_bytes, strict=True
+                )
             ],
             "group_count": groups if self.shared_arena.size else 0,
             "shared_bytes": self.shared_arena.size,
@@ -288,11 +345,17 @@ class Kernel:
             entries = [
                 [ref.offset, ref.nbytes, ref.name]
                 for ref in self.refs[program.index]
-                if ref.place is Place.PRIVATE and ref.program == program.index and dtypes.is_semaphore(ref.dtype)
+                if ref.place is Place.PRIVATE
+                and ref.program == program.index
+                and dtypes.is_semaphore(ref.dtype)
             ]
             entries += [list(entry) for entry in self.describe_semaphores.get(program.index, [])]
             semaphores[str(program.index)] = entries
-        operands = {str(ref.offset): ref.name for ref in self.refs[0] if ref.place in (Place.OPERAND, Place.INSTANCES)}
+        operands = {
+            str(ref.offset): ref.name
+            for ref in self.refs[0]
+            if ref.place in (Place.OPERAND, Place.INSTANCES)
+        }
         return {
             "semaphores": semaphores,
             "operands": operands,
@@ -317,7 +380,9 @@ class Kernel:
         launch = function.core_field("Core.launch", pointer)
         cores = function.at_entry(
             "cores",
-            lambda builder: function.load_invariant(function.field(launch, "Launch.cores", builder), pointer, builder),
+            lambda builder: function.load_invariant(
+                function.field(launch, "Launch.cores", builder), pointer, builder
+            ),
         )
         position = function.add(index, self.programs[program].first_core)
         return function.advance(cores, function.multiply(position, self.offsets["sizeof.Core"]))
@@ -333,14 +398,25 @@ class Kernel:
         )
 
 
-_PRIVATE_SPACES = (_jax.TpuMemorySpace.VMEM, _jax.TpuMemorySpace.SMEM, _jax.TpuMemorySpace.SEMAPHORE)
+_PRIVATE_SPACES = (
+    _jax.TpuMemorySpace.VMEM,
+    _jax.TpuMemorySpace.SMEM,
+    _jax.TpuMemorySpace.SEMAPHORE,
+)
 
 
 def fill_zero(context: Context, address: ir.Value, size: Index) -> None:
     """Clears a block of memory."""
     function = context.function
-    arguments = [address, ir.Constant(dtypes.i8, 0), function.index(size), ir.Constant(dtypes.i1, 0)]
-    callee = function.external("llvm.memset.p0.i64", dtypes.void, [pointer, dtypes.i8, i64, dtypes.i1])
+    arguments = [
+        address,
+        ir.Constant(dtypes.i8, 0),
+        function.index(size),
+        ir.Constant(dtypes.i1, 0),
+    ]
+    callee = function.external(
+        "llvm.memset.p0.i64", dtypes.void, [pointer, dtypes.i8, i64, dtypes.i1]
+    )
     function.builder.call(callee, arguments)
 
 
@@ -361,6 +437,16 @@ def _semaphore_count(jaxpr: Any) -> int:
     return count
 
 
+def _barrier_tags(jaxpr: Any) -> set[Any]:
+    """The tags of the barrier semaphores that a jaxpr asks for."""
+    tags = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is _jax.tpu_primitives.get_barrier_semaphore_p:
+            tags.add(eqn.params["tag"])
+        tags.update(*map(_barrier_tags, inner_jaxprs(eqn)))
+    return tags
+
+
 _REMOTE = (
     _jax.pallas_primitives.semaphore_signal_p,
     _jax.tpu_primitives.dma_start_p,
@@ -376,7 +462,10 @@ def _reaches_other_cores(jaxpr: Any) -> bool:
             leaves = tree.unflatten(eqn.invars) if tree is not None else ()
             if eqn.primitive is _jax.sc_primitives.fetch_and_add_p or leaves[-1] is not None:
                 return True
-            if eqn.primitive is _jax.pallas_primitives.semaphore_signal_p and leaves[-2] is not None:
+            if (
+                eqn.primitive is _jax.pallas_primitives.semaphore_signal_p
+                and leaves[-2] is not None
+            ):
                 return True
         if any(map(_reaches_other_cores, inner_jaxprs(eqn))):
             return True
@@ -403,4 +492,13 @@ def _group_count(mesh: Any) -> int:
     return next(iter(mesh.shape.values())) if _is_sparse_core(mesh) else 1
 
 
-__all__ = ["ALIGNMENT", "CompiledKernel", "Kernel", "fill_zero", "i32", "np", "round_up", "space_of"]
+__all__ = [
+    "ALIGNMENT",
+    "CompiledKernel",
+    "Kernel",
+    "fill_zero",
+    "i32",
+    "np",
+    "round_up",
+    "space_of",
+]

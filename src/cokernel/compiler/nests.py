@@ -22,14 +22,22 @@ def store_nest(context: "Context", target: Buffer, value: Value, *, is_fresh: bo
 
     def body(builder: ElementBuilder, index: Sequence[Index], out: Buffer, source: Value) -> None:
         register = source.element(builder, index)
-        store_element(builder.function, register, out.element_address(builder.function, index), out.dtype)
+        store_element(
+            builder.function, register, out.element_address(builder.function, index), out.dtype
+        )
 
     target, value = collapse(target, value)
     nest(context, "store", target, value, body, is_fresh=is_fresh)
 
 
 def nest(
-    context: "Context", name: str, target: Buffer, value: Value, body: Body, *, is_fresh: bool = False
+    context: "Context",
+    name: str,
+    target: Buffer,
+    value: Value,
+    body: Body,
+    *,
+    is_fresh: bool = False,
 ) -> None:
     """Runs `body` for every index of `target` in a function of its own."""
     outer = context.function
@@ -79,7 +87,9 @@ def _merge(shape: Sequence[int], all_strides: Sequence[Sequence[int]]) -> list[l
     for dimension, extent in enumerate(shape):
         if extent == 1:
             continue
-        if groups and all(strides[groups[-1][-1]] == strides[dimension] * extent for strides in all_strides):
+        if groups and all(
+            strides[groups[-1][-1]] == strides[dimension] * extent for strides in all_strides
+        ):
             groups[-1].append(dimension)
         else:
             groups.append([dimension])
@@ -108,7 +118,9 @@ def copy_dense(function: FunctionBuilder, target: ir.Value, source: ir.Value, si
     from cokernel.compiler.dtypes import i1, pointer, void
 
     arguments = [target, source, function.index(size), ir.Constant(i1, 0)]
-    callee = function.external("llvm.memcpy.p0.p0.i64", void, [pointer, pointer, arguments[2].type, i1])
+    callee = function.external(
+        "llvm.memcpy.p0.p0.i64", void, [pointer, pointer, arguments[2].type, i1]
+    )
     function.builder.call(callee, arguments)
 
 
@@ -118,4 +130,6 @@ def dense_buffer(context: "Context", shape: Sequence[int], dtype) -> Buffer:
 
     shape = tuple(shape)
     owner = context.program.arena.allocate(_product(shape) * dtypes.itemsize(dtype))
-    return Buffer(shape, dtype, context.private_address(owner.offset), row_major(shape), owner=owner)
+    return Buffer(
+        shape, dtype, context.private_address(owner.offset), row_major(shape), owner=owner
+    )

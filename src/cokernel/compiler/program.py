@@ -39,7 +39,9 @@ def may_suspend(jaxpr: Any) -> bool:
 
 def equation_may_suspend(eqn: Any) -> bool:
     """Whether an equation can suspend the core, itself or in a jaxpr it runs."""
-    return eqn.primitive in SUSPENDING or is_polling(eqn) or any(map(may_suspend, inner_jaxprs(eqn)))
+    return (
+        eqn.primitive in SUSPENDING or is_polling(eqn) or any(map(may_suspend, inner_jaxprs(eqn)))
+    )
 
 
 def is_polling(eqn: Any) -> bool:
@@ -72,7 +74,9 @@ def writes_memory(eqn: Any) -> bool:
     )
 
 
-def lower_jaxpr(context: Context, jaxpr: Any, arguments: Sequence[Any], constants: Sequence[Any] | None = None) -> list[Any]:
+def lower_jaxpr(
+    context: Context, jaxpr: Any, arguments: Sequence[Any], constants: Sequence[Any] | None = None
+) -> list[Any]:
     """Emits the code of a jaxpr and returns its results. Arguments are Values or RefValues; `constants` stands for the
     jaxpr's constvars where the caller supplies them."""
     if constants is None:
@@ -120,7 +124,9 @@ def _uses(jaxpr: Any) -> tuple[Counter, dict[Any, int]]:
     return uses, last_use
 
 
-def _keep_live_values(context: Context, env: dict[Any, Any], eqn: Any, number: int, last_use: dict[Any, int]) -> None:
+def _keep_live_values(
+    context: Context, env: dict[Any, Any], eqn: Any, number: int, last_use: dict[Any, int]
+) -> None:
     """Computes, before memory changes, the values that read it and are needed afterwards."""
     is_store = eqn.primitive in (_jax.swap_p, _jax.addupdate_p)
     written = env[eqn.invars[0]] if is_store else None

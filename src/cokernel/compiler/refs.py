@@ -80,14 +80,20 @@ class RefValue:
         if self.place is Place.OPERAND:
             return context.operand_address(self.offset)
         if self.program != context.program.index:
-            owner = "another mesh" if self.program is None else f"program {context.kernel.program_names[self.program]!r}"
+            owner = (
+                "another mesh"
+                if self.program is None
+                else f"program {context.kernel.program_names[self.program]!r}"
+            )
             raise ValueError(
                 f"{context.describe()}: {self.name!r} belongs to the cores of {owner}; "
                 "name one of them with device_id to reach its instance"
             )
         if self.place is Place.PRIVATE:
             return context.private_address(self.offset)
-        return self.address_on(context, function.builder.sext(function.core_field("Core.index", i32), i64))
+        return self.address_on(
+            context, function.builder.sext(function.core_field("Core.index", i32), i64)
+        )
 
     def address_on(self, context: Context, index: Index) -> ir.Value:
         """The address of the instance that core number `index`, row-major, of the owning mesh uses."""
@@ -106,16 +112,17 @@ class RefValue:
 class IndexArrays:
     """Dimensions picked by arrays of indices: element i of the new dimensions lies at the sum of array[i] times stride."""
 
-    # Where the new dimensions stand among those of the view, and their shape.
+    # Where the new dimensions stand among those of the view, and their shape: ints, but for DMAs of dynamic size.
     position: int
-    shape: tuple[int, ...]
-    arrays: tuple[Value, ...]
-    # In bytes, one for each array.
+    shape: tuple[Index, ...]
+    # Values; for a DMA, which reads and checks the indices itself, also the Views of Refs that hold indices.
+    arrays: tuple[Any, ...]
+    # For each array the stride in bytes, the number of the dimension it indexes, and the extent of that.
     strides: tuple[int, ...]
+    dimensions: tuple[int, ...]
+    extents: tuple[Index, ...]
     # An index with this value selects nothing (DMAs only).
     ignored: int | None = None
-    # The single Ref or view the indices come from, where a DMA reads them from memory.
-    source: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,7 +146,8 @@ class View:
         if self.indices is None:
             return rest
         position = self.indices.position
-        return rest[:position] + self.indices.shape + rest[position:]
+        picked = tuple(extent for extent in self.indices.shape if isinstance(extent, int))
+        return rest[:position] + picked + rest[position:]
 
     def on(self, address: ir.Value) -> "View":
         """The same part of another instance, whose Ref starts so many bytes away."""
@@ -149,14 +157,21 @@ class View:
         """The strided part as a buffer, index arrays left out."""
         itemsize = dtypes.itemsize(self.dtype)
         if any(stride % itemsize for stride in self.strides):
-            raise NotImplementedError(f"a view of {self.ref.name!r} whose elements are not aligned to their own size")
+            raise NotImplementedError(
+                f"a view of {self.ref.name!r} whose elements are not aligned to their own size"
+            )
         shape = tuple(extent for extent in self.extents if isinstance(extent, int))
         strides = tuple(stride // itemsize for stride in self.strides)
         return Buffer(shape, np.dtype(self.dtype), self.address, strides, root=self.ref)
 
 
 def resolve(
-    context: Context, ref: Any, transforms: Sequence[Any], operation: str, *, at: ir.Value | None = None
+    context: Context,
+    ref: Any,
+    transforms: Sequence[Any],
+    operation: str,
+    *,
+    at: ir.Value | None = None,
 ) -> View:
     """What `transforms` select of a Ref, with every dynamic index checked. `at` is the base address of the instance, this
     core's own if None."""
@@ -166,14 +181,14 @@ def resolve(
     address = ref.address(context) if at is None else at
     view = View(ref, address, ref.dtype, ref.shape, strides)
     for transform in transforms:
-        view = _apply(context, view, transform, operation)
+        view = _apply(context, view, transform, operation, is_dma)
     return view
 
 
-def _apply(context: Context, view: View, transform: Any, operation: str) -> View:
+def _apply(context: Context, view: View, transform: Any, operation: str, is_dma: bool) -> View:
     match transform:
         case _jax.NDIndexer():
-            return _index(context, view, transform, operation)
+            return _index(context, view, transform, operation, is_dma)
         case _jax.TransposeTransform(permutation=permutation) if view.indices is None:
             return dataclasses.replace(
                 view,
@@ -236,18 +251,18 @@ def _subcore_slice(context: Context, view: View) -> View:
     )
 
 
-def _index(context: Context, view: View, indexer: Any, operation: str) -> View:
+def _index(context: Context, view: View, indexer: Any, operation: str, is_dma: bool = False) -> View:
     if view.indices is not None:
         return _index_after_arrays(context, view, indexer, operation)
     function = context.function
     extents: list[Index] = []
     strides: list[int] = []
     offset: Index = 0
-    arrays: list[Value] = []
+    arrays: list[Any] = []
     array_strides: list[int] = []
     array_extents: list[Index] = []
+    array_dimensions: list[int] = []
     ignored: int | None = None
-    source: Any = None
     positions: list[int] = []
     for dimension, (index, extent, stride) in enumerate(
         zip(indexer.indices, view.extents, view.strides, strict=True)
@@ -270,15 +285,17 @@ def _index(context: Context, view: View, indexer: Any, operation: str) -> View:
             continue
         if isinstance(index, RefValue | _jax.TransformedRef):
             index_view = resolve(context, index, (), "read")
-            source = index_view
-            index = read(context, index_view)
+            index = index_view if is_dma else read(context, index_view)
         arrays.append(index)
         array_strides.append(stride)
         array_extents.append(extent)
+        array_dimensions.append(dimension)
     address = function.advance(view.address, offset)
     if not arrays:
-        return dataclasses.replace(view, address=address, extents=tuple(extents), strides=tuple(strides))
-    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+        return dataclasses.replace(
+            view, address=address, extents=tuple(extents), strides=tuple(strides)
+        )
+    shape = _broadcast_extents(arrays)
     # NumPy's rule, as JAX has it: indices that stand together leave their dimensions in place, others go to the front.
     kinds = [not isinstance(index, _jax.Slice) for index in indexer.indices]
     first = kinds.index(True)
@@ -286,10 +303,19 @@ def _index(context: Context, view: View, indexer: Any, operation: str) -> View:
     position = positions[0] if together else 0
     for array, extent in zip(arrays, array_extents, strict=True):
         _check_array(context, view, array, extent, ignored, operation)
-    indices = IndexArrays(position, tuple(shape), tuple(arrays), tuple(array_strides), ignored, source)
+    indices = IndexArrays(
+        position, tuple(shape), tuple(arrays), tuple(array_strides), ignored, source
+    )
     return dataclasses.replace(
         view, address=address, extents=tuple(extents), strides=tuple(strides), indices=indices
     )
+
+
+def _broadcast_extents(arrays: Sequence[Any]) -> tuple[Index, ...]:
+    """The common shape of index arrays. A lone one may have dynamic extents."""
+    if len(arrays) == 1 and isinstance(arrays[0], View):
+        return arrays[0].extents
+    return tuple(np.broadcast_shapes(*(array.shape for array in arrays)))
 
 
 def _index_after_arrays(context: Context, view: View, indexer: Any, operation: str) -> View:
@@ -299,7 +325,10 @@ def _index_after_arrays(context: Context, view: View, indexer: Any, operation: s
     rank = len(indices.shape)
     picked = indexer.indices[indices.position : indices.position + rank]
     whole = all(
-        isinstance(index, _jax.Slice) and index.start == 0 and index.stride == 1 and index.size == extent
+        isinstance(index, _jax.Slice)
+        and index.start == 0
+        and index.stride == 1
+        and index.size == extent
         for index, extent in zip(picked, indices.shape, strict=True)
     )
     rest = (*indexer.indices[: indices.position], *indexer.indices[indices.position + rank :])
@@ -343,7 +372,11 @@ def _check_slice(
     else:
         # With a dynamic size each part is checked on its own, so that no sum can overflow.
         builder = function.builder
-        used = function.add(function.multiply(function.subtract(size, 1), step), 1) if step != 1 else size
+        used = (
+            function.add(function.multiply(function.subtract(size, 1), step), 1)
+            if step != 1
+            else size
+        )
         fits = builder.icmp_signed("<=", function.index(used), function.index(extent))
         known = builder.icmp_signed(">=", function.index(size), function.index(0))
         room = builder.sub(function.index(extent), function.index(used))
@@ -351,11 +384,15 @@ def _check_slice(
         good = builder.and_(builder.and_(fits, known), inside)
 
     def record() -> None:
-        site = context.site(operation, view.ref.name, shape=str(tuple(view.ref.shape)), rank=len(view.extents))
+        site = context.site(
+            operation, view.ref.name, shape=str(tuple(view.ref.shape)), rank=len(view.extents)
+        )
         span = function.add(function.multiply(function.subtract(size, 1), step), 1)
         arguments = [function.index(start), function.index(span), function.index(extent)]
         function.call_external(
-            "cokernel_fail_index", void, [function.core, site, ir.Constant(i32, dimension), *arguments]
+            "cokernel_fail_index",
+            void,
+            [function.core, site, ir.Constant(i32, dimension), *arguments],
         )
 
     function.check(good, record)
@@ -367,13 +404,17 @@ def _check_array(
     """Makes the program fail if an element of an index array lies outside the extent."""
     if not context.kernel.bounds_checks or array.size == 0:
         return
-    site = context.site(operation, view.ref.name, shape=str(tuple(view.ref.shape)), rank=len(view.extents))
+    site = context.site(
+        operation, view.ref.name, shape=str(tuple(view.ref.shape)), rank=len(view.extents)
+    )
 
     def check_one(function: FunctionBuilder, register: ir.Value) -> None:
         wide = _widen_index(function, register, array.dtype)
         good = function.builder.icmp_unsigned("<", wide, function.index(extent))
         if ignored is not None:
-            good = function.builder.or_(good, function.builder.icmp_signed("==", wide, function.index(ignored)))
+            good = function.builder.or_(
+                good, function.builder.icmp_signed("==", wide, function.index(ignored))
+            )
 
         def record() -> None:
             arguments = [wide, function.index(1), function.index(extent)]
@@ -397,7 +438,9 @@ def _check_array(
     context.call(inner, [buffer.address])
 
 
-def _check_packed(context: Context, array: Value, extent: Index, ignored: int | None, check_one: Any) -> None:
+def _check_packed(
+    context: Context, array: Value, extent: Index, ignored: int | None, check_one: Any
+) -> None:
     """One comparison of all lanes; which lane was bad is looked for only once one is."""
     function = context.function
     builder = ElementBuilder(function, array.size)
@@ -411,7 +454,9 @@ def _check_packed(context: Context, array: Value, extent: Index, ignored: int | 
     if ignored is not None:
         skipped = function.builder.icmp_signed("==", wide, builder.constant(i64, ignored))
         good = function.builder.or_(good, skipped)
-    all_good = function.intrinsic("llvm.vector.reduce.and", dtypes.i1, [good], overloads=[good.type])
+    all_good = function.intrinsic(
+        "llvm.vector.reduce.and", dtypes.i1, [good], overloads=[good.type]
+    )
     bad = function.function.append_basic_block("bad_lane")
     fine = function.function.append_basic_block("lanes_checked")
     function.builder.cbranch(all_good, fine, bad).set_weights([1 << 20, 1])
@@ -440,7 +485,9 @@ def read(context: Context, view: View) -> Value:
     base, arrays = view.buffer(), tuple(_in_memory(context, array) for array in view.indices.arrays)
     indices = view.indices
 
-    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
+    def emit(
+        builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
+    ) -> ir.Value:
         address = _picked_address(builder, indices, operands[0], operands[1:], index)
         return load_element(builder.function, address, base.dtype)
 
@@ -492,7 +539,11 @@ def _reads_in_place(value: Value, target: Buffer) -> bool:
     if target.root not in value.roots():
         return True
     if isinstance(value, Buffer):
-        return value.address is target.address and value.strides == target.strides and value.shape == target.shape
+        return (
+            value.address is target.address
+            and value.strides == target.strides
+            and value.shape == target.shape
+        )
     if isinstance(value, Expression) and value.elementwise:
         return all(_reads_in_place(operand, target) for operand in value.operands)
     return False

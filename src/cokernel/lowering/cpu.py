@@ -47,7 +47,10 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 
 def _compile(
-    ctx: Any, params: Mapping[str, Any], options: parameters.CompilerParams, outer: Mapping[Any, int]
+    ctx: Any,
+    params: Mapping[str, Any],
+    options: parameters.CompilerParams,
+    outer: Mapping[Any, int],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The module as plain data, and the callbacks that go with it."""
     # Importing the compiler takes a moment, which `import cokernel` should not.

@@ -59,7 +59,9 @@ class Carried:
     def is_register(self, aval: Any) -> bool:
         return not aval.shape or is_small(aval.shape, aval.dtype)
 
-    def start(self, context: Context, values: Sequence[Value]) -> tuple[list[ir.Value], list[Buffer]]:
+    def start(
+        self, context: Context, values: Sequence[Value]
+    ) -> tuple[list[ir.Value], list[Buffer]]:
         """The registers to carry at first, and the buffers that must stay allocated during the loop."""
         registers: list[ir.Value] = []
         buffers: list[Buffer] = []
@@ -85,11 +87,17 @@ class Carried:
                 address = next(incoming)
                 next(incoming)
                 owner = _Both(next(owners), next(owners))
-                values.append(Buffer(tuple(aval.shape), dtype, address, row_major(aval.shape), owner=owner))
+                values.append(
+                    Buffer(tuple(aval.shape), dtype, address, row_major(aval.shape), owner=owner)
+                )
         return values
 
     def next(
-        self, context: Context, registers: Sequence[ir.Value], current: Sequence[Value], results: Sequence[Value]
+        self,
+        context: Context,
+        registers: Sequence[ir.Value],
+        current: Sequence[Value],
+        results: Sequence[Value],
     ) -> list[ir.Value]:
         """The registers for the next iteration: new contents go to the room, and room and current change places."""
         incoming = iter(registers)
@@ -128,10 +136,14 @@ def outlined(
     build: Callable[[list[Any]], Sequence[ir.Value]],
 ) -> list[ir.Value]:
     """Emits `build(operands)` as a function of its own and a call of it; returns the registers that `build` returned."""
-    leaves = [leaf for operand in operands if isinstance(operand, Value) for leaf in operand.leaves()]
+    leaves = [
+        leaf for operand in operands if isinstance(operand, Value) for leaf in operand.leaves()
+    ]
     inner = context.function.sibling(name, [leaf.type for leaf in leaves], result_types)
     incoming = iter(inner.parameters)
-    inside = [operand.rebuild(incoming) if isinstance(operand, Value) else operand for operand in operands]
+    inside = [
+        operand.rebuild(incoming) if isinstance(operand, Value) else operand for operand in operands
+    ]
     with context.inside(inner):
         results = build(inside)
         inner.finish(results)
@@ -140,7 +152,9 @@ def outlined(
 
 def passable(context: Context, operands: Sequence[Any]) -> list[Any]:
     """Operands in forms that can be used many times and in another function."""
-    return [context.materialise(item) if isinstance(item, Expression) else item for item in operands]
+    return [
+        context.materialise(item) if isinstance(item, Expression) else item for item in operands
+    ]
 
 
 def _run_loop(
@@ -195,7 +209,8 @@ def _scan(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     carry_out, stacked_out = map(list, params["ft_out"].update(list(eqn.outvars)).unpack())
     carry_avals = [variable.aval for variable in body.outvars[: len(carry_out)]]
     stacked = [
-        nests.dense_buffer(context, variable.aval.shape, np.dtype(variable.aval.dtype)) for variable in stacked_out
+        nests.dense_buffer(context, variable.aval.shape, np.dtype(variable.aval.dtype))
+        for variable in stacked_out
     ]
     sequences = [context.materialise(sequence) for sequence in sequences]
     carried = Carried(carry_avals)
@@ -328,10 +343,14 @@ def _cond(context: Context, eqn: Any, selector: Value, *operands: Any) -> list[V
     which = context.scalar(selector)
     carried = Carried([variable.aval for variable in branches[0].outvars])
     rooms = [
-        None if carried.is_register(aval) else nests.dense_buffer(context, aval.shape, np.dtype(aval.dtype))
+        None
+        if carried.is_register(aval)
+        else nests.dense_buffer(context, aval.shape, np.dtype(aval.dtype))
         for aval in carried.avals
     ]
-    blocks = [function.function.append_basic_block(f"branch{number}") for number in range(len(branches))]
+    blocks = [
+        function.function.append_basic_block(f"branch{number}") for number in range(len(branches))
+    ]
     done = function.function.append_basic_block("branches_done")
     builder = context.builder
     if which.type == dtypes.i1:
@@ -385,7 +404,9 @@ def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         for variable, name in zip(body.invars, names, strict=True)
     ]
     results = lower_jaxpr(context, body, refs, constants=operands)
-    return [context.keep(context.materialise(r) if isinstance(r, Expression) else r) for r in results]
+    return [
+        context.keep(context.materialise(r) if isinstance(r, Expression) else r) for r in results
+    ]
 
 
 def _jax_names(body: Any) -> list[str]:
@@ -429,7 +450,9 @@ def _platform_index(context: Context, eqn: Any) -> Value:
         # None stands for the default branch, which comes last.
         if names is None or "cpu" in names:
             return array_constant(context.function, np.asarray(number, np.int32))
-    raise NotImplementedError(f"{context.describe()}: no branch for the CPU among those for {platforms}")
+    raise NotImplementedError(
+        f"{context.describe()}: no branch for the CPU among those for {platforms}"
+    )
 
 
 @rule(_jax.pallas_primitives.multiple_of_p, _jax.stage_p)

@@ -62,7 +62,11 @@ def elementwise(*primitives: Any) -> Callable[[ElementRule], ElementRule]:
 
 
 def apply_elementwise(
-    context: Context, emit: ElementRule, params: Mapping[str, Any], aval: Any, operands: Sequence[Value]
+    context: Context,
+    emit: ElementRule,
+    params: Mapping[str, Any],
+    aval: Any,
+    operands: Sequence[Value],
 ) -> Value:
     """The value of an elementwise operation: computed now if it is small, else an expression. Operands have the shape of the
     result or are scalars."""

@@ -48,4 +48,6 @@ def add_values(context: Context, left: Value, right: Value) -> Value:
 def _broadcast_to(context: Context, eqn: Any, operand: Value) -> Value:
     shape = tuple(eqn.params["shape"])
     first = len(shape) - len(operand.shape)
-    return views.take_view(context, operand, views.broadcast(operand.shape, shape, range(first, len(shape))))
+    return views.take_view(
+        context, operand, views.broadcast(operand.shape, shape, range(first, len(shape)))
+    )

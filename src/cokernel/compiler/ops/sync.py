@@ -16,7 +16,7 @@ from cokernel.compiler.ops.control import yield_core
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.targets import Target, find_target, require, static_position
 from cokernel.compiler.refs import Place, RefValue, View, resolve
-from cokernel.compiler.values import Scalar, Value
+from cokernel.compiler.values import Scalar, Value, row_major
 
 
 def root_of(ref: Any) -> tuple[RefValue, tuple[Any, ...]]:
@@ -27,26 +27,25 @@ def root_of(ref: Any) -> tuple[RefValue, tuple[Any, ...]]:
     return ref, ()
 
 
-def written_name(context: Context, ref: RefValue, transforms: Sequence[Any]) -> str:
+def written_name(ref: RefValue, transforms: Sequence[Any]) -> str:
     """The Ref as the user wrote it, with its indices where they are known: "sems[2]", "sems[...]"."""
     text = ref.name
     for transform in transforms:
         if isinstance(transform, _jax.NDIndexer) and transform.indices:
-            indices = [_written_index(context, index) for index in transform.indices]
+            indices = [_written_index(index) for index in transform.indices]
             text += "[...]" if "..." in indices else f"[{', '.join(indices)}]"
     return text
 
 
-def _written_index(context: Context, index: Any) -> str:
-    if isinstance(index, Value):
-        constant = context.index(index) if not index.shape and isinstance(index, Scalar) else None
-        return str(constant) if isinstance(constant, int) else "..."
-    if isinstance(index, int | np.integer):
-        return str(int(index))
-    if isinstance(index, _jax.Slice) and isinstance(index.start, int) and isinstance(index.size, int):
-        stop = index.start + index.size * index.stride
-        return f"{index.start}:{stop}" if index.stride == 1 else f"{index.start}:{stop}:{index.stride}"
-    return "..."
+def _written_index(index: Any) -> str:
+    if isinstance(index, _jax.Slice):
+        start, size = _constant(index.start), _constant(index.size)
+        if start is None or size is None:
+            return "..."
+        stop = start + size * index.stride
+        return f"{start}:{stop}" if index.stride == 1 else f"{start}:{stop}:{index.stride}"
+    constant = _constant(index)
+    return "..." if constant is None else str(constant)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,7 @@ class SemaphoreAt:
 
     address: ir.Value
     name: str
-    # What reports need to tell who else touches the same semaphore; see `semaphore_key`.
+    # By which reports find who else touches the same semaphore; see `semaphore_key`.
     key: tuple[Any, ...]
 
 
@@ -71,8 +70,9 @@ def semaphore_at(
 ) -> SemaphoreAt:
     """The semaphore that a Ref and its transforms select, on the core that `device_id` names or on this one."""
     root, inner = root_of(ref)
+    root = context.kernel.barrier_semaphore_of(context.program.index, root, device_id)
     transforms = (*inner, *transforms)
-    name = written_name(context, root, transforms)
+    name = written_name(root, transforms)
     target = find_target(
         context,
         root,
@@ -93,26 +93,28 @@ def semaphore_at(
 
 def _static_offset(root: RefValue, transforms: Sequence[Any]) -> int | None:
     """The position, in bytes, of the selected semaphore in its Ref, or None where it is chosen at run time."""
-    if len(root.shape) == 0:
-        return 0
-    view_shape, offset = root.shape, 0
+    strides = [stride * root.itemsize for stride in row_major(root.shape)]
+    offset = 0
     for transform in transforms:
-        if not isinstance(transform, _jax.NDIndexer) or len(transform.indices) != len(view_shape):
+        if not isinstance(transform, _jax.NDIndexer):
             return None
-        remaining = []
-        stride = root.itemsize
-        for index, extent in zip(reversed(transform.indices), reversed(view_shape), strict=True):
-            start = index.start if isinstance(index, _jax.Slice) else index
-            if isinstance(start, Scalar) and isinstance(start.register, ir.Constant):
-                start = start.register.constant
-            if not isinstance(start, int | np.integer):
+        kept = []
+        for index, stride in zip(transform.indices, strides, strict=True):
+            start = _constant(index.start if isinstance(index, _jax.Slice) else index)
+            if start is None:
                 return None
-            offset += int(start) * stride
-            stride *= extent
+            offset += start * stride
             if isinstance(index, _jax.Slice):
-                return offset if all(extent == 1 for extent in view_shape) else None
-        view_shape = tuple(remaining)
-    return offset if not view_shape or all(extent == 1 for extent in view_shape) else None
+                kept.append(stride * index.stride)
+        strides = kept
+    return offset
+
+
+def _constant(index: Any) -> int | None:
+    """An index that is known at compile time."""
+    if isinstance(index, Scalar) and isinstance(index.register, ir.Constant):
+        index = index.register.constant
+    return int(index) if isinstance(index, int | np.integer) else None
 
 
 def semaphore_key(target: Target, offset: int | None) -> tuple[Any, ...]:

@@ -199,12 +199,12 @@ class _Resolver:
         outer = self.context.kernel.outer_axes
         if axis in outer:
             return self.context.kernel.outer_sizes[outer.index(axis)]
-        if not self.sizes and axis in self.context.program.mesh.shape:
-            # Memory that all cores share is the same for every position on an axis of cores.
-            return self.context.program.mesh.shape[axis]
-        for mesh in (*self.context.kernel.meshes, *self.context.kernel.external_meshes):
-            if not self.sizes and axis in mesh.shape:
-                return mesh.shape[axis]
+        if self.ref.place not in (Place.PRIVATE, Place.INSTANCES):
+            # Memory that cores share is the same for every position on an axis that tells its users apart.
+            kernel = self.context.kernel
+            for mesh in (self.context.program.mesh, *kernel.meshes, *kernel.external_meshes):
+                if axis in mesh.shape:
+                    return mesh.shape[axis]
         known = [*self.sizes, *outer]
         raise ValueError(
             f"{self._where()}: device_id names axis {axis!r}, but the cores that own it have the axes {known}"
