@@ -13,6 +13,7 @@ import pathlib
 import platform
 import subprocess
 import sys
+import tempfile
 
 import jax
 import measure
@@ -123,6 +124,9 @@ def main() -> int:
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     options = parser.parse_args()
 
+    # A first call compiles; an object from an earlier run would hide what that costs.
+    cache = tempfile.TemporaryDirectory()
+    os.environ["COKERNEL_CACHE"] = cache.name
     console = Console(highlight=False)
     console.width = max(console.width, 110)
     limits = native.build()

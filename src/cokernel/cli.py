@@ -108,15 +108,16 @@ def _runtime() -> str:
 
 def _object_cache() -> str:
     codegen = importlib.import_module("cokernel.compiler.codegen")
-    directory = codegen.object_cache_directory()
-    if directory is None:
-        return "in memory only"
-    nearest = directory
+    folder = codegen.cache_folder()
+    if folder is None:
+        return f"off ({codegen.CACHE_VARIABLE} is set to nothing)"
+    nearest = folder.absolute()
     while not nearest.exists():
         nearest = nearest.parent
     if not os.access(nearest, os.W_OK):
-        raise RuntimeError(f"{directory} cannot be written to, so nothing would be cached.")
-    return str(directory)
+        # Kernels run all the same; they are only compiled again in every process.
+        return f"{folder}, which cannot be written to: every process compiles again"
+    return str(folder)
 
 
 CHECKS = (
@@ -177,13 +178,18 @@ def demo(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command named by `arguments` (`sys.argv` if None); returns the exit status."""
     parser = argparse.ArgumentParser(prog="cokernel", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"cokernel {_version('cokernel')}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("doctor", help="say what this machine offers and what is missing")
     commands.add_parser(
         "demo", help="run one kernel of three programs on real input", add_help=False
     )
     options, rest = parser.parse_known_args(arguments)
+    if options.version:
+        print(f"cokernel {_version('cokernel')}")
+        return 0
+    if options.command is None:
+        parser.error("name a command: doctor or demo")
     if options.command == "demo":
         return demo(rest)
     if rest:
