@@ -242,8 +242,10 @@ nb::dict abi_offsets() {
   offsets["Core.index"] = offsetof(Core, index);
   offsets["Core.group"] = offsetof(Core, group);
   offsets["Core.program"] = offsetof(Core, program);
+  offsets["Core.handle"] = offsetof(Core, handle);
   offsets["Core.dma_count"] = offsetof(Core, dma_count);
   offsets["Core.dma_bytes"] = offsetof(Core, dma_bytes);
+  offsets["sizeof.pointer"] = sizeof(void*);
   offsets["sizeof.Core"] = sizeof(Core);
   offsets["sizeof.Semaphore"] = sizeof(Semaphore);
   offsets["Launch.stop"] = offsetof(LaunchHeader, stop);
