@@ -172,11 +172,13 @@ def resolve(
     operation: str,
     *,
     at: ir.Value | None = None,
+    is_dma: bool = False,
 ) -> View:
     """What `transforms` select of a Ref, with every dynamic index checked. `at` is the base address of the instance, this
-    core's own if None."""
+    core's own if None. With `is_dma` arrays of indices are neither read nor checked here."""
     if isinstance(ref, _jax.TransformedRef):
-        return resolve(context, ref.ref, (*ref.transforms, *transforms), operation, at=at)
+        transforms = (*ref.transforms, *transforms)
+        return resolve(context, ref.ref, transforms, operation, at=at, is_dma=is_dma)
     strides = tuple(stride * ref.itemsize for stride in row_major(ref.shape))
     address = ref.address(context) if at is None else at
     view = View(ref, address, ref.dtype, ref.shape, strides)
@@ -251,7 +253,9 @@ def _subcore_slice(context: Context, view: View) -> View:
     )
 
 
-def _index(context: Context, view: View, indexer: Any, operation: str, is_dma: bool = False) -> View:
+def _index(
+    context: Context, view: View, indexer: Any, operation: str, is_dma: bool = False
+) -> View:
     if view.indices is not None:
         return _index_after_arrays(context, view, indexer, operation)
     function = context.function

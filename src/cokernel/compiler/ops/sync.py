@@ -138,22 +138,36 @@ def signal(context: Context, semaphore: SemaphoreAt, amount: Index, site: ir.Con
     """Adds to a semaphore."""
     function = context.function
     function.call_external(
-        "cokernel_semaphore_signal", void, [function.core, semaphore.address, function.index(amount), site]
+        "cokernel_semaphore_signal",
+        void,
+        [function.core, semaphore.address, function.index(amount), site],
     )
 
 
-def wait(context: Context, semaphore: SemaphoreAt, amount: Index, decrement: bool, site: ir.Constant) -> None:
+def wait(
+    context: Context, semaphore: SemaphoreAt, amount: Index, decrement: bool, site: ir.Constant
+) -> None:
     """Blocks until a semaphore has counted to `amount`, and takes that from it if `decrement`."""
     function = context.function
-    arguments = [function.core, semaphore.address, function.index(amount), ir.Constant(i32, int(decrement)), site]
-    function.suspend_unless(lambda: function.call_external("cokernel_semaphore_wait", i32, arguments))
+    arguments = [
+        function.core,
+        semaphore.address,
+        function.index(amount),
+        ir.Constant(i32, int(decrement)),
+        site,
+    ]
+    function.suspend_unless(
+        lambda: function.call_external("cokernel_semaphore_wait", i32, arguments)
+    )
 
 
 def _unflatten(eqn: Any, operands: Sequence[Any]) -> Any:
     return eqn.params["args_tree"].unflatten(operands)
 
 
-def _require_not_negative(context: Context, amount: Index, operation: str, name: str, what: str) -> None:
+def _require_not_negative(
+    context: Context, amount: Index, operation: str, name: str, what: str
+) -> None:
     function = context.function
     if isinstance(amount, int):
         if amount >= 0:
@@ -161,7 +175,9 @@ def _require_not_negative(context: Context, amount: Index, operation: str, name:
         good: ir.Value = ir.Constant(dtypes.i1, 0)
     else:
         good = function.builder.icmp_signed(">=", amount, ir.Constant(i64, 0))
-    require(context, good, operation, name, f"{what} must not be negative, but is {{value}}", amount)
+    require(
+        context, good, operation, name, f"{what} must not be negative, but is {{value}}", amount
+    )
 
 
 @rule(_jax.pallas_primitives.semaphore_signal_p)
@@ -187,7 +203,9 @@ def _semaphore_wait(context: Context, eqn: Any, *operands: Any) -> None:
     ref, transforms, value, decrement = _unflatten(eqn, operands)
     semaphore = semaphore_at(context, ref, "semaphore_wait", transforms=transforms)
     amount = context.index(value)
-    _require_not_negative(context, amount, "semaphore_wait", semaphore.name, "the value to wait for")
+    _require_not_negative(
+        context, amount, "semaphore_wait", semaphore.name, "the value to wait for"
+    )
     site = context.site("semaphore_wait", semaphore.name, waits=semaphore.key)
     wait(context, semaphore, amount, bool(context.index(decrement)), site)
 
@@ -199,7 +217,9 @@ def _semaphore_read(context: Context, eqn: Any, *operands: Any) -> Value:
     # Who reads a semaphore is likely to read it again until it changes, so the others get their turn first.
     yield_core(context, "semaphore_read", semaphore.name)
     function = context.function
-    count = function.call_external("cokernel_semaphore_read", i32, [function.core, semaphore.address])
+    count = function.call_external(
+        "cokernel_semaphore_read", i32, [function.core, semaphore.address]
+    )
     return Scalar((), np.dtype(np.int32), count)
 
 
@@ -213,7 +233,9 @@ def _subcore_barrier(context: Context, eqn: Any) -> None:
         )
     function = context.function
     site = context.site("subcore_barrier", "barrier")
-    function.suspend_unless(lambda: function.call_external("cokernel_barrier_wait", i32, [function.core, site]))
+    function.suspend_unless(
+        lambda: function.call_external("cokernel_barrier_wait", i32, [function.core, site])
+    )
 
 
 @rule(_jax.tpu_primitives.get_barrier_semaphore_p)
@@ -230,12 +252,16 @@ def _delay(context: Context, eqn: Any, nanoseconds: Value) -> None:
 
 
 @rule(_jax.sc_primitives.fetch_and_add_p)
-def _fetch_and_add(context: Context, eqn: Any, ref: RefValue, value: Value, *operands: Any) -> Value:
+def _fetch_and_add(
+    context: Context, eqn: Any, ref: RefValue, value: Value, *operands: Any
+) -> Value:
     *indices, subcore = operands
     operation = "fetch_and_add"
     mesh = ref.mesh
     if ref.place is not Place.PRIVATE or mesh is None:
-        raise ValueError(f"{context.describe()}: {operation} needs a Ref in a core's own SMEM, not {ref.name!r}")
+        raise ValueError(
+            f"{context.describe()}: {operation} needs a Ref in a core's own SMEM, not {ref.name!r}"
+        )
     axis = list(mesh.shape)[-1]
     target = find_target(context, ref, operation, ref.name, device_id={axis: subcore})
     indexer = _jax.NDIndexer(tuple(indices), ref.shape, ())

@@ -145,7 +145,11 @@ class _Resolver:
     def _own_position(self, axis: Any, given: Mapping[Any, Index]) -> Index:
         if axis not in self.context.program.mesh.shape:
             which = "device_id" if given else "a device_id that"
-            missing = [name for name in self.sizes if name not in given and name not in self.context.program.mesh.shape]
+            missing = [
+                name
+                for name in self.sizes
+                if name not in given and name not in self.context.program.mesh.shape
+            ]
             raise ValueError(
                 f"{self._where()}: it belongs to the cores of another mesh, {self.ref.mesh}; {which} must name a position "
                 f"on its axis {missing[0]!r}, which this program's own mesh does not have"
@@ -231,9 +235,7 @@ class _Resolver:
         function = self.context.function
         own = self._coordinate(axis)
         good = function.builder.icmp_signed("==", function.index(position), own)
-        message = (
-            f"device_id means device {{value}} on axis {axis!r}, but kernels on the CPU cannot reach other devices yet"
-        )
+        message = f"device_id means device {{value}} on axis {axis!r}, but kernels on the CPU cannot reach other devices yet"
         require(self.context, good, self.operation, self.name, message, position)
 
 

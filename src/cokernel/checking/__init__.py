@@ -1,0 +1,1 @@
+"""What is found wrong with a kernel, and how it is told."""

@@ -1,0 +1,395 @@
+"""Moving a block of elements between two places in memory, as a DMA does: contiguous, strided, or picked by indices.
+
+What needs a loop becomes a function of its own, so that the coroutine stays small.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from cokernel.compiler import dtypes
+from cokernel.compiler.context import Context
+from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
+from cokernel.compiler.function import FunctionBuilder, Index
+from cokernel.compiler.ops.state import add_values
+from cokernel.compiler.refs import IndexArrays, View
+from cokernel.compiler.values import Buffer, load_element, make_packed, store_element
+
+# A contiguous run of a known size up to this many bytes is moved through vector registers, without a call.
+INLINE_BYTES = 512
+WIDEST_REGISTER = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Picks:
+    """Indices in memory, and what they index."""
+
+    address: ir.Value
+    dtype: np.dtype
+    # Of the index array, in bytes, aligned with the last of the picked dimensions.
+    strides: tuple[int, ...]
+    # What one step of the index moves, in bytes, and where the indexed dimension ends.
+    step: int
+    extent: Index
+    dimension: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """The source or the target of a copy. Strides are in bytes, None where `picks` choose the position."""
+
+    name: str
+    shape: str
+    address: ir.Value
+    extents: tuple[Index, ...]
+    strides: tuple[int | None, ...]
+    picks: tuple[Picks, ...] = ()
+    ignored: int | None = None
+
+
+def side_of(context: Context, view: View) -> Side:
+    """The view as one side of a copy; index arrays are put in memory."""
+    shape = str(tuple(view.ref.shape))
+    if view.indices is None:
+        return Side(view.ref.name, shape, view.address, view.extents, tuple(view.strides))
+    indices = view.indices
+    before, after = view.extents[: indices.position], view.extents[indices.position :]
+    extents = (*before, *indices.shape, *after)
+    none = (None,) * len(indices.shape)
+    strides = (*view.strides[: indices.position], *none, *view.strides[indices.position :])
+    picks = tuple(_picks(context, indices, number) for number in range(len(indices.arrays)))
+    return Side(view.ref.name, shape, view.address, extents, strides, picks, indices.ignored)
+
+
+def _picks(context: Context, indices: IndexArrays, number: int) -> Picks:
+    array = indices.arrays[number]
+    if isinstance(array, View):
+        address, extents, strides = array.address, array.extents, tuple(array.strides)
+        dtype = np.dtype(array.dtype)
+    else:
+        buffer: Buffer = context.materialise(array)
+        dtype = buffer.dtype
+        address, extents = buffer.address, buffer.shape
+        strides = tuple(stride * dtype.itemsize for stride in buffer.strides)
+    # An extent of one is broadcast.
+    strides = tuple(
+        0 if isinstance(extent, int) and extent == 1 else stride
+        for extent, stride in zip(extents, strides, strict=True)
+    )
+    return Picks(
+        address,
+        dtype,
+        strides,
+        indices.strides[number],
+        indices.extents[number],
+        indices.dimensions[number],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """A copy as loops over contiguous runs."""
+
+    # The dimensions that need a loop: first those that an index picks on either side, then the others.
+    picked: tuple[int, ...]
+    strided: tuple[int, ...]
+    # How many bytes lie together on both sides.
+    run: Index
+
+
+def _plan(function: FunctionBuilder, target: Side, source: Side, itemsize: int) -> _Plan:
+    run: Index = itemsize
+    rank = len(target.extents)
+    outer = rank
+    for dimension in reversed(range(rank)):
+        extent = target.extents[dimension]
+        strides = target.strides[dimension], source.strides[dimension]
+        is_single = isinstance(extent, int) and extent == 1 and None not in strides
+        if not is_single and not (isinstance(run, int) and strides == (run, run)):
+            break
+        if not is_single:
+            run = function.multiply(extent, run)
+        outer = dimension
+    picked, strided = [], []
+    for dimension in range(outer):
+        if None in (target.strides[dimension], source.strides[dimension]):
+            picked.append(dimension)
+        elif not (isinstance(target.extents[dimension], int) and target.extents[dimension] == 1):
+            strided.append(dimension)
+    return _Plan(tuple(picked), tuple(strided), run)
+
+
+# Moves or adds one run: (function, target address, source address, bytes).
+MoveRun = Callable[[FunctionBuilder, ir.Value, ir.Value, Index], None]
+
+
+def copy(
+    context: Context,
+    target: Side,
+    source: Side,
+    dtype: Any,
+    operation: str,
+    *,
+    add: bool = False,
+    is_atomic: bool = False,
+) -> None:
+    """Copies `source` to `target`, of the same extents, or adds it there. Indices are checked as they are used.
+
+    `is_atomic` says that other cores may add to the target at the same time.
+    """
+    itemsize = dtypes.itemsize(dtype)
+    if any(isinstance(extent, int) and extent == 0 for extent in target.extents):
+        return
+    plan = _plan(context.function, target, source, itemsize)
+    move: MoveRun = move_run
+    if add:
+
+        def move(function: FunctionBuilder, to: ir.Value, origin: ir.Value, size: Index) -> None:
+            _add_run(context, function, to, origin, size, np.dtype(dtype), is_atomic)
+
+    if not plan.picked and not plan.strided and not add:
+        return move(context.function, target.address, source.address, plan.run)
+    _copy_in_loops(context, target, source, plan, operation, move)
+
+
+def _copy_in_loops(
+    context: Context, target: Side, source: Side, plan: _Plan, operation: str, move: MoveRun
+) -> None:
+    outer = context.function
+    passed = _Passed()
+    target, source = _pass_side(passed, target), _pass_side(passed, source)
+    extents = [passed.index(extent) for extent in target.extents]
+    run = passed.index(plan.run)
+    inner = outer.sibling("dma", [value.type for value in passed.values])
+    values = iter(inner.parameters)
+    for slot in passed.slots:
+        slot.value = next(values)
+    with context.inside(inner):
+        picked_extents = [_inside(extents[dimension]) for dimension in plan.picked]
+        with inner.nest(picked_extents) as picked_index, _Skip(inner) as skip:
+            place = dict(zip(plan.picked, picked_index, strict=True))
+            to = _picked_base(context, target, place, operation, skip)
+            origin = _picked_base(context, source, place, operation, skip)
+            with inner.nest(
+                [_inside(extents[dimension]) for dimension in plan.strided]
+            ) as strided_index:
+                place.update(zip(plan.strided, strided_index, strict=True))
+                move(
+                    inner,
+                    inner.advance(to, _strided_offset(inner, target, place, plan.strided)),
+                    inner.advance(origin, _strided_offset(inner, source, place, plan.strided)),
+                    _inside(run),
+                )
+        inner.finish()
+    context.call(inner, passed.values)
+
+
+@dataclasses.dataclass
+class _Slot:
+    """A value that becomes a parameter of the function with the loops."""
+
+    value: ir.Value | None = None
+
+
+class _Passed:
+    """The values that a function under construction will be given."""
+
+    def __init__(self) -> None:
+        self.values: list[ir.Value] = []
+        self.slots: list[_Slot] = []
+
+    def value(self, value: ir.Value) -> _Slot:
+        self.values.append(value)
+        self.slots.append(_Slot())
+        return self.slots[-1]
+
+    def index(self, index: Index) -> int | _Slot:
+        return index if isinstance(index, int) else self.value(index)
+
+
+def _inside(index: Any) -> Any:
+    return index.value if isinstance(index, _Slot) else index
+
+
+def _pass_side(passed: _Passed, side: Side) -> Side:
+    picks = tuple(
+        dataclasses.replace(
+            pick, address=passed.value(pick.address), extent=passed.index(pick.extent)
+        )
+        for pick in side.picks
+    )
+    return dataclasses.replace(side, address=passed.value(side.address), picks=picks)
+
+
+class _Skip(contextlib.AbstractContextManager["_Skip"]):
+    """A place behind the body of a loop, to which an iteration may jump."""
+
+    def __init__(self, function: FunctionBuilder):
+        self.function = function
+        self.block: ir.Block | None = None
+
+    def when(self, condition: ir.Value) -> None:
+        """Leaves the iteration if the condition holds."""
+        function = self.function
+        if self.block is None:
+            self.block = function.function.append_basic_block("skipped")
+        proceed = function.function.append_basic_block("not_skipped")
+        function.builder.cbranch(condition, self.block, proceed)
+        function.builder.position_at_end(proceed)
+
+    def __exit__(self, *exception: object) -> None:
+        if self.block is not None and exception[0] is None:
+            self.function.builder.branch(self.block)
+            self.function.builder.position_at_end(self.block)
+
+
+def _picked_base(
+    context: Context, side: Side, place: dict[int, Index], operation: str, skip: _Skip
+) -> ir.Value:
+    """The address of a side at a position of the picked dimensions, after looking up and checking its indices."""
+    function = context.function
+    offset: Index = 0
+    positions = []
+    for dimension, position in place.items():
+        stride = side.strides[dimension]
+        if stride is None:
+            positions.append(position)
+        else:
+            offset = function.add(offset, function.multiply(position, stride))
+    for pick in side.picks:
+        tail = positions[len(positions) - len(pick.strides) :]
+        where = function.advance(_inside(pick.address), function.linear_index(tail, pick.strides))
+        register = load_element(function, where, pick.dtype)
+        index = register if register.type == i64 else _extend(function, register, pick.dtype)
+        if side.ignored is not None:
+            skip.when(function.builder.icmp_signed("==", index, ir.Constant(i64, side.ignored)))
+        if context.kernel.bounds_checks:
+            _check(context, side, pick, index, operation)
+        offset = function.add(offset, function.multiply(index, pick.step))
+    return function.advance(_inside(side.address), offset)
+
+
+def _extend(function: FunctionBuilder, register: ir.Value, dtype: np.dtype) -> ir.Value:
+    if dtypes.kind(dtype) is dtypes.Kind.SIGNED:
+        return function.builder.sext(register, i64)
+    return function.builder.zext(register, i64)
+
+
+def _check(context: Context, side: Side, pick: Picks, index: ir.Value, operation: str) -> None:
+    function = context.function
+    extent = function.index(_inside(pick.extent))
+
+    def record() -> None:
+        site = context.site(
+            operation, side.name, shape=side.shape, rank=len(side.extents), is_index=True
+        )
+        arguments = [ir.Constant(i32, pick.dimension), index, function.index(1), extent]
+        function.call_external("cokernel_fail_index", void, [function.core, site, *arguments])
+
+    function.check(function.builder.icmp_unsigned("<", index, extent), record)
+
+
+def _strided_offset(
+    function: FunctionBuilder, side: Side, place: dict[int, Index], dimensions: Sequence[int]
+) -> Index:
+    strides = [side.strides[dimension] or 0 for dimension in dimensions]
+    return function.linear_index([place[dimension] for dimension in dimensions], strides)
+
+
+# Runs.
+
+
+def move_run(function: FunctionBuilder, target: ir.Value, source: ir.Value, size: Index) -> None:
+    """Copies `size` bytes that lie together; the two blocks may overlap."""
+    if isinstance(size, int) and size <= INLINE_BYTES:
+        return _move_through_registers(function, target, source, size)
+    callee = function.external("llvm.memmove.p0.p0.i64", void, [pointer, pointer, i64, i1])
+    function.builder.call(callee, [target, source, function.index(size), ir.Constant(i1, 0)])
+
+
+def _move_through_registers(
+    function: FunctionBuilder, target: ir.Value, source: ir.Value, size: int
+) -> None:
+    # All loads come before all stores, so that an overlap does no harm.
+    builder = function.builder
+    loaded = [
+        (offset, builder.load(function.advance(source, offset), typ=kind, align=1))
+        for offset, kind in _chunks(size)
+    ]
+    for offset, register in loaded:
+        builder.store(register, function.advance(target, offset), align=1)
+
+
+def _chunks(size: int) -> Iterator[tuple[int, ir.Type]]:
+    """Registers that together hold `size` bytes, widest first, and where in the block each goes."""
+    offset, width = 0, WIDEST_REGISTER
+    while offset < size:
+        while width > size - offset:
+            width //= 2
+        yield offset, ir.IntType(8 * width) if width <= 8 else ir.VectorType(i8, width)
+        offset += width
+
+
+def _add_run(
+    context: Context,
+    function: FunctionBuilder,
+    target: ir.Value,
+    source: ir.Value,
+    size: Index,
+    dtype: np.dtype,
+    is_atomic: bool,
+) -> None:
+    if dtypes.kind(dtype) is dtypes.Kind.BOOL:
+        raise NotImplementedError(f"{context.describe()}: a DMA cannot add values of dtype {dtype}")
+    itemsize = dtypes.itemsize(dtype)
+    count = function.divide(size, itemsize)
+    with function.nest([count]) as [position]:
+        offset = function.multiply(position, itemsize)
+        to = function.advance(target, offset)
+        amount = load_element(function, function.advance(source, offset), dtype)
+        if is_atomic:
+            _add_atomically(context, function, to, amount, dtype)
+        else:
+            total = _sum(context, load_element(function, to, dtype), amount, dtype)
+            store_element(function, total, to, dtype)
+
+
+def _sum(context: Context, left: ir.Value, right: ir.Value, dtype: np.dtype) -> ir.Value:
+    return context.scalar(
+        add_values(context, make_packed((), dtype, left), make_packed((), dtype, right))
+    )
+
+
+def _add_atomically(
+    context: Context, function: FunctionBuilder, target: ir.Value, amount: ir.Value, dtype: np.dtype
+) -> None:
+    builder = function.builder
+    kind = dtypes.kind(dtype)
+    if kind in (dtypes.Kind.SIGNED, dtypes.Kind.UNSIGNED):
+        builder.atomic_rmw("add", target, amount, "monotonic")
+        return
+    if kind is dtypes.Kind.FLOAT and dtype.itemsize >= 4:
+        builder.atomic_rmw("fadd", target, amount, "monotonic")
+        return
+    # There is no atomic sum of narrow floats: try until nobody has changed the bits in between.
+    bits = ir.IntType(8 * dtype.itemsize)
+    register = dtypes.register_type(dtype)
+    first = builder.load_atomic(target, "monotonic", dtype.itemsize, typ=bits)
+    attempt = function.function.append_basic_block("add_attempt")
+    added = function.function.append_basic_block("added")
+    before = builder.block
+    builder.branch(attempt)
+    builder.position_at_end(attempt)
+    old = builder.phi(bits)
+    old.add_incoming(first, before)
+    value = old if register == bits else builder.bitcast(old, register)
+    total = _sum(context, value, amount, dtype)
+    new = total if register == bits else builder.bitcast(total, bits)
+    outcome = builder.cmpxchg(target, old, new, "monotonic")
+    old.add_incoming(builder.extract_value(outcome, 0), builder.block)
+    builder.cbranch(builder.extract_value(outcome, 1), added, attempt)
+    builder.position_at_end(added)

@@ -1,0 +1,258 @@
+"""Copies between Refs that signal semaphores: started, they are done at once; waited for, they are counted in bytes."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from cokernel import _jax
+from cokernel.compiler import dtypes
+from cokernel.compiler.context import Context
+from cokernel.compiler.dtypes import i64
+from cokernel.compiler.function import Index
+from cokernel.compiler.ops import copies
+from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.sync import root_of, semaphore_at, signal, wait, written_name
+from cokernel.compiler.ops.targets import find_target, require
+from cokernel.compiler.refs import Place, RefValue, resolve
+from cokernel.compiler.values import Value
+
+# A Ref and the transforms on it.
+Selected = tuple[RefValue, tuple[Any, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One Ref, or several of one type among which `index` selects at run time."""
+
+    options: tuple[Selected, ...]
+    index: Value | None = None
+
+
+def _choice(ref: Any) -> Choice:
+    if isinstance(ref, _jax.TransformedRef) and isinstance(ref.ref, tuple | list):
+        select, *rest = ref.transforms
+        if not isinstance(select, _jax.SelectTransform):
+            raise NotImplementedError(
+                f"a transform of several Refs at once: {type(select).__name__}"
+            )
+        roots = [root_of(option) for option in ref.ref]
+        options = tuple((root, (*transforms, *rest)) for root, transforms in roots)
+        return Choice(options, select.idx)
+    return Choice((root_of(ref),))
+
+
+def _for_chosen(
+    context: Context, choice: Choice, operation: str, emit: Callable[[Selected], None]
+) -> None:
+    """Emits code for the Ref that is chosen at run time, once for each that may be."""
+    if choice.index is None:
+        return emit(choice.options[0])
+    function, builder = context.function, context.builder
+    count = len(choice.options)
+    index = context.index(choice.index)
+    if isinstance(index, int) and 0 <= index < count:
+        return emit(choice.options[index])
+    names = ", ".join(root.name for root, _ in choice.options)
+    message = f"select_ref has {count} Refs ({names}), but the index is {{value}}"
+    good = builder.icmp_unsigned("<", function.index(index), function.index(count))
+    require(context, good, operation, choice.options[0][0].name, message, index)
+    blocks = [function.function.append_basic_block(f"selected{number}") for number in range(count)]
+    done = function.function.append_basic_block("selection_done")
+    switch = builder.switch(function.index(index), blocks[-1])
+    for number, block in enumerate(blocks[:-1]):
+        switch.add_case(ir.Constant(i64, number), block)
+    for block, option in zip(blocks, choice.options, strict=True):
+        builder.position_at_end(block)
+        emit(option)
+        builder.branch(done)
+    builder.position_at_end(done)
+
+
+def _extents(context: Context, selected: Selected) -> tuple[tuple[Index, ...], int]:
+    """The extents of what transforms select, and the bytes of one element, found without looking at any index."""
+    root, transforms = selected
+    extents: tuple[Index, ...] = root.shape
+    itemsize = root.itemsize
+    for transform in transforms:
+        match transform:
+            case _jax.NDIndexer():
+                extents = _indexed_extents(context, transform)
+            case _jax.TransposeTransform(permutation=permutation):
+                extents = tuple(extents[axis] for axis in permutation)
+            case _jax.ReshapeTransform(shape=shape):
+                extents = tuple(shape)
+            case _jax.BitcastTransform(dtype=dtype):
+                new = dtypes.itemsize(dtype)
+                if len(extents) and isinstance(extents[-1], int) and new != itemsize:
+                    # Where the elements go matters not here, only that their bytes stay as many.
+                    extents = (*extents[:-1], extents[-1] * itemsize // new)
+                itemsize = new
+            case _jax.SharedMemRefSliceTransform():
+                assert isinstance(extents[-1], int)
+                extents = (*extents[:-1], extents[-1] // context.program.subcore_count)
+    return extents, itemsize
+
+
+def _indexed_extents(context: Context, indexer: Any) -> tuple[Index, ...]:
+    plain: list[Index] = []
+    arrays: list[tuple[Index, ...]] = []
+    for index in indexer.indices:
+        if isinstance(index, _jax.Indices):
+            index = index.values
+        if isinstance(index, _jax.Slice):
+            size = index.size
+            plain.append(int(size) if isinstance(size, int | np.integer) else context.index(size))
+        elif isinstance(index, RefValue | _jax.TransformedRef):
+            arrays.append(_extents(context, root_of(index))[0])
+        elif getattr(index, "shape", ()):
+            arrays.append(index.shape)
+    if len(arrays) <= 1:
+        return (*(arrays[0] if arrays else ()), *plain)
+    return (*np.broadcast_shapes(*arrays), *plain)
+
+
+def byte_count(context: Context, selected: Selected) -> Index:
+    """How many bytes a DMA of a view moves, ignored indices included."""
+    extents, itemsize = _extents(context, selected)
+    total: Index = itemsize
+    for extent in extents:
+        total = context.function.multiply(total, extent)
+    return total
+
+
+@rule(_jax.tpu_primitives.dma_start_p)
+def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
+    operation = "dma_start"
+    source, target, target_semaphore, source_semaphore, device_id = eqn.params["tree"].unflatten(
+        operands
+    )
+    address = {"device_id": device_id, "device_id_type": eqn.params["device_id_type"]}
+    sources, targets = _choice(source), _choice(target)
+    arrival = departure = None
+    if target_semaphore is not None:
+        arrival = semaphore_at(context, target_semaphore, operation, **address)
+    if source_semaphore is not None:
+        departure = semaphore_at(context, source_semaphore, operation)
+
+    def copy(origin: Selected, to: Selected) -> None:
+        _copy(context, origin, to, operation, address, add=eqn.params["add"])
+
+    _for_chosen(
+        context,
+        sources,
+        operation,
+        lambda origin: _for_chosen(context, targets, operation, lambda to: copy(origin, to)),
+    )
+    moved = byte_count(context, targets.options[0])
+    _count_dma(context, moved)
+    keys = tuple(semaphore.key for semaphore in (arrival, departure) if semaphore is not None)
+    name = written_name(*targets.options[0])
+    site = context.site(operation, name, signals=keys, source=written_name(*sources.options[0]))
+    if arrival is not None:
+        signal(context, arrival, moved, site)
+    if departure is not None:
+        signal(context, departure, byte_count(context, sources.options[0]), site)
+
+
+def _copy(
+    context: Context,
+    origin: Selected,
+    to: Selected,
+    operation: str,
+    address: dict[str, Any],
+    *,
+    add: bool,
+) -> None:
+    (source_root, source_transforms), (target_root, target_transforms) = origin, to
+    source_target = find_target(context, source_root, operation, written_name(*origin))
+    target = find_target(context, target_root, operation, written_name(*to), **address)
+    source_view = resolve(
+        context,
+        source_root,
+        source_transforms,
+        operation,
+        at=source_target.address(context),
+        is_dma=True,
+    )
+    target_view = resolve(
+        context, target_root, target_transforms, operation, at=target.address(context), is_dma=True
+    )
+    if source_view.dtype != target_view.dtype or dtypes.is_semaphore(source_view.dtype):
+        raise ValueError(
+            f"{context.describe()}: a DMA cannot copy {source_view.dtype} ({written_name(*origin)!r}) to "
+            f"{target_view.dtype} ({written_name(*to)!r})"
+        )
+    source_side, target_side = (
+        copies.side_of(context, source_view),
+        copies.side_of(context, target_view),
+    )
+    target_side = _same_extents(context, source_side, target_side, operation, origin, to)
+    copies.copy(
+        context,
+        target_side,
+        source_side,
+        target_view.dtype,
+        operation,
+        add=add,
+        is_atomic=not (target.ref.place is Place.PRIVATE and target.is_own),
+    )
+
+
+def _same_extents(
+    context: Context,
+    source: copies.Side,
+    target: copies.Side,
+    operation: str,
+    origin: Selected,
+    to: Selected,
+) -> copies.Side:
+    """The target with the extents that both sides are found to share."""
+    names = f"{written_name(*origin)!r} to {written_name(*to)!r}"
+    if len(source.extents) != len(target.extents):
+        raise ValueError(
+            f"{context.describe()}: a DMA from {names} needs equal shapes, but the ranks are {len(source.extents)} and "
+            f"{len(target.extents)}"
+        )
+    common: list[Index] = []
+    for dimension, (one, other) in enumerate(zip(source.extents, target.extents, strict=True)):
+        if isinstance(one, int) and isinstance(other, int):
+            if one != other:
+                raise ValueError(
+                    f"{context.describe()}: a DMA from {names} needs equal shapes, but dimension {dimension} has "
+                    f"{one} and {other} elements"
+                )
+        elif one is not other:
+            message = f"a DMA from {names} needs equal sizes; dimension {dimension} of the source has {{value}}"
+            same = context.builder.icmp_signed(
+                "==", context.function.index(one), context.function.index(other)
+            )
+            require(context, same, operation, written_name(*to), message, one)
+        common.append(one if isinstance(one, int) else other)
+    return dataclasses.replace(target, extents=tuple(common))
+
+
+def _count_dma(context: Context, moved: Index) -> None:
+    function, builder = context.function, context.builder
+    for name, amount in (("Core.dma_count", 1), ("Core.dma_bytes", moved)):
+        place = function.field(function.core, name)
+        builder.store(builder.add(builder.load(place, typ=i64), function.index(amount)), place)
+
+
+@rule(_jax.tpu_primitives.dma_wait_p)
+def _dma_wait(context: Context, eqn: Any, *operands: Any) -> None:
+    # A wait for the source comes with source and target exchanged, so what counts is always in the target's place.
+    _, target, semaphore, _, _ = eqn.params["tree"].unflatten(operands)
+    if semaphore is None:
+        # A DMA is complete once it has been started.
+        return
+    selected = _choice(target).options[0]
+    amount = byte_count(context, selected)
+    at = semaphore_at(context, semaphore, "dma_wait")
+    details: dict[str, Any] = {"bytes": amount} if isinstance(amount, int) else {}
+    site = context.site(
+        "dma_wait", at.name, waits=at.key, target=written_name(*selected), **details
+    )
+    wait(context, at, amount, True, site)
