@@ -3,7 +3,9 @@
 import pathlib
 
 from cokernel import _jax
+from cokernel.rules import dce as dce
 from cokernel.rules import discharge as discharge
+from cokernel.rules import remat as remat
 
 # A message of JAX that names a line shall name the user's, and not one of these.
 _jax.exclude_from_sources(str(pathlib.Path(__file__).parent))
