@@ -10,7 +10,7 @@ from llvmlite import ir
 
 from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
-from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
+from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index, Loop
 from cokernel.compiler.ops.apply import apply, convert
 from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
 from cokernel.compiler.ops.registry import rule
@@ -118,7 +118,7 @@ def _reduce_large(
 ) -> Value:
     if math.prod(operand.shape[axis] for axis in axes) <= UNROLLED_FOLD:
         return context.materialise(_few(combine, operand, axes, shape))
-    innermost = _innermost(operand)
+    innermost = innermost_dimension(operand)
     kept = [dimension for dimension in range(len(operand.shape)) if dimension not in axes]
     if innermost in axes:
         inner = [axis for axis in axes if axis != innermost] + [innermost]
@@ -164,7 +164,7 @@ def _few(
     return Expression(shape, operand.dtype, (operand,), emit)
 
 
-def _innermost(operand: Value) -> int:
+def innermost_dimension(operand: Value) -> int:
     """The dimension along which the operand's elements lie closest in memory."""
     best, best_stride = len(operand.shape) - 1, None
     for buffer in _buffers(operand, operand.shape):
@@ -229,7 +229,24 @@ def _fold_nest(
             function, combine, loop.carry[0], value, [*index, loop.counter], extents[1:]
         )
         loop.next = [folded]
+    if len(extents) == 1:
+        _keep_rolled(function, loop)
     return loop.carry[0]
+
+
+def _keep_rolled(function: FunctionBuilder, loop: Loop) -> None:
+    """Forbids LLVM to unroll a short loop, which it would do before it vectorises, and then it would
+    not vectorise what is left."""
+    _, latch = loop.counter.incomings[-1]
+    disable = function.module.add_metadata(
+        [ir.MetaDataString(function.module, "llvm.loop.unroll.disable")]
+    )
+    # The first operand of a loop's metadata must be the metadata itself.
+    identity = function.module.add_metadata(
+        [disable, ir.MetaDataString(function.module, f"{function.function.name}.{latch.name}")]
+    )
+    identity.operands = (identity, disable)
+    latch.terminator.set_metadata("llvm.loop", identity)
 
 
 def _fold_all(context: Context, combine: Combiner, value: Value) -> ir.Value:
