@@ -3,6 +3,7 @@
 import pathlib
 
 from cokernel import _jax
+from cokernel.rules import batching as batching
 from cokernel.rules import dce as dce
 from cokernel.rules import discharge as discharge
 from cokernel.rules import remat as remat

@@ -1,0 +1,105 @@
+"""Batching: under `jax.vmap` a kernel is launched once for each element of the batch.
+
+A launch uses all workers, so launches one after the other lose little, and any kernel can be
+batched this way, whatever its bodies do with indices, DMAs and semaphores.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cokernel import _jax
+from cokernel.primitive import mpmd_map_p
+from cokernel.rules.discharge import written_inputs
+
+
+def batch(
+    axis_data: Any, args: Sequence[Any], dims: Sequence[Any], **params: Any
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns the batched outputs of a kernel whose inputs are batched as `dims` says.
+
+    Args:
+      axis_data: the name and the size of the batch.
+      args: the inputs.
+      dims: for each input the dimension that is the batch, or None where there is none.
+      **params: the parameters of the primitive.
+    """
+    _check_axis_name(axis_data.name, params)
+    if all(dim is None for dim in dims):
+        outs = mpmd_map_p.bind(*args, **params)
+        return outs, [None] * len(outs)
+    _check_written_refs(args, dims, params)
+    if axis_data.size == 0:
+        outs = [lax.empty((0, *aval.shape), aval.dtype) for aval in params["out_avals"]]
+    elif axis_data.size == 1:
+        # One launch and, as reshapes are free, nothing else.
+        outs = [jnp.expand_dims(out, 0) for out in _launch_element(0, args, dims, params)]
+    else:
+
+        def launch(_: None, index: Any) -> tuple[None, Sequence[Any]]:
+            return None, _launch_element(index, args, dims, params)
+
+        _, outs = lax.scan(launch, None, jnp.arange(axis_data.size))
+    return outs, [0] * len(outs)
+
+
+def _launch_element(
+    index: Any, args: Sequence[Any], dims: Sequence[Any], params: dict[str, Any]
+) -> list[Any]:
+    """Runs the kernel on element `index` of the batch and writes its batched Refs back."""
+    elements = [_element(arg, dim, index) for arg, dim in zip(args, dims, strict=True)]
+    outs = mpmd_map_p.bind(*elements, **params)
+    in_avals = [jax.typeof(element) for element in elements]
+    for position in written_inputs(in_avals, params["jaxprs"]):
+        # What is written is batched, as was checked before.
+        where = (*(slice(None),) * dims[position], index)
+        args[position][where] = jax.freeze(elements[position])
+    return list(outs)
+
+
+def _element(arg: Any, dim: int | None, index: Any) -> Any:
+    if dim is None:
+        return arg
+    aval = jax.typeof(arg)
+    where = (*(slice(None),) * dim, index)
+    if isinstance(aval, _jax.AbstractRef):
+        return jax.new_ref(arg[where], memory_space=aval.memory_space)
+    # An array that is to be in a kernel's own memory space, such as SMEM, can't be sliced while it
+    # is there.
+    space = aval.memory_space
+    if isinstance(space, _jax.ArrayMemorySpace):
+        return lax.dynamic_index_in_dim(arg, index, dim, keepdims=False)
+    plain = _jax.with_memory_space_constraint(arg, _jax.ArrayMemorySpace.Device)
+    element = lax.dynamic_index_in_dim(plain, index, dim, keepdims=False)
+    return _jax.with_memory_space_constraint(element, space)
+
+
+def _check_axis_name(name: Any, params: dict[str, Any]) -> None:
+    """Refuses programs that ask for their place in the batch: a launch does not know it."""
+    for jaxpr in params["jaxprs"]:
+        if any(
+            isinstance(effect, _jax.NamedAxisEffect) and effect.name == name
+            for effect in jaxpr.effects
+        ):
+            raise NotImplementedError(
+                f"program {jaxpr.debug_info.func_src_info} uses the axis {name!r} of the "
+                "surrounding vmap: pass `lax.axis_index(...)` to the kernel as an argument"
+            )
+
+
+def _check_written_refs(args: Sequence[Any], dims: Sequence[Any], params: dict[str, Any]) -> None:
+    in_avals = [jax.typeof(arg) for arg in args]
+    for position in written_inputs(in_avals, params["jaxprs"]):
+        if dims[position] is None:
+            names = params["jaxprs"][0].debug_info.arg_names
+            raise ValueError(
+                f"kernel {params['name']!r} writes to the Ref {names[position]!r}, which is the "
+                "same for the whole batch, while other inputs are batched: make the Ref inside the "
+                "function that is batched, or batch it too"
+            )
+
+
+_jax.batching.fancy_primitive_batchers[mpmd_map_p] = batch
