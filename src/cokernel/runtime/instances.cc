@@ -1,19 +1,28 @@
 #include "instances.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <random>
-
-#include "platform.h"
 
 namespace cokernel {
 
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+}  // namespace
+
+// The system has zeroed pages at hand, so that what is not used of a large storage costs nothing.
 InstanceStorage::InstanceStorage(int64_t bytes)
-    : data(allocate_block(static_cast<size_t>(bytes))), bytes(bytes) {
-  std::memset(data, 0, static_cast<size_t>(bytes));
+    : bytes(bytes), allocation_(std::calloc(static_cast<size_t>(bytes) + kAlignment, 1)) {
+  if (allocation_ == nullptr) throw std::bad_alloc();
+  const auto address = reinterpret_cast<uintptr_t>(allocation_);
+  data = reinterpret_cast<char*>((address + kAlignment - 1) / kAlignment * kAlignment);
 }
 
-InstanceStorage::~InstanceStorage() { free_block(data); }
+InstanceStorage::~InstanceStorage() { std::free(allocation_); }
 
 // Handles start anywhere, so that one of another process, out of a file say, is not taken for one
 // of ours.

@@ -26,10 +26,13 @@ struct InstanceStorage {
   InstanceStorage(const InstanceStorage&) = delete;
   InstanceStorage& operator=(const InstanceStorage&) = delete;
 
-  char* const data;
+  char* data;
   const int64_t bytes;
   // Held by the launch that uses it: the waiters of its semaphores are cores of one launch.
   std::mutex in_use;
+
+ private:
+  void* allocation_;
 };
 
 class InstanceTable {
