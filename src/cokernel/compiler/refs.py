@@ -305,10 +305,17 @@ def _index(
     first = kinds.index(True)
     together = all(kinds[first : first + sum(kinds)])
     position = positions[0] if together else 0
-    for array, extent in zip(arrays, array_extents, strict=True):
-        _check_array(context, view, array, extent, ignored, operation)
+    if not is_dma:
+        for array, extent in zip(arrays, array_extents, strict=True):
+            _check_array(context, view, array, extent, ignored, operation)
     indices = IndexArrays(
-        position, tuple(shape), tuple(arrays), tuple(array_strides), ignored, source
+        position,
+        shape,
+        tuple(arrays),
+        tuple(array_strides),
+        tuple(array_dimensions),
+        tuple(array_extents),
+        ignored,
     )
     return dataclasses.replace(
         view, address=address, extents=tuple(extents), strides=tuple(strides), indices=indices
