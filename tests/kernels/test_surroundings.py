@@ -1,4 +1,4 @@
-"""Kernels inside jit, scan and fori_loop, several of them, in several threads, on several devices."""
+"""Kernels inside jit, scan and fori_loop, several in one jit, in many threads, on many devices."""
 
 import functools
 import threading
