@@ -16,7 +16,7 @@ from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.memory import ALIGNMENT, Arena, round_up
 from cokernel.compiler.ops import load_rules
 from cokernel.compiler.program import argument_names, inner_jaxprs, lower_jaxpr, may_suspend
-from cokernel.compiler.refs import Place, RefValue
+from cokernel.compiler.refs import Place, RefValue, read, resolve
 from cokernel.compiler.sites import SiteTable
 
 
@@ -299,7 +299,14 @@ class Kernel:
                 offsets=self.offsets,
             )
             context = Context(self, program, function)
-            lower_jaxpr(context, jaxpr, refs)
+            # A program receives what it closes over, other than Refs, by value.
+            arguments = [
+                ref
+                if isinstance(var.aval, _jax.AbstractRef)
+                else read(context, resolve(context, ref, (), "read"))
+                for var, ref in zip(jaxpr.invars, refs, strict=True)
+            ]
+            lower_jaxpr(context, jaxpr, arguments)
             function.finish()
         return CompiledKernel(
             ir=str(self.module),
