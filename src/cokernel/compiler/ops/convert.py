@@ -4,7 +4,6 @@ Float to integer truncates, saturates, and makes NaN zero. Integers wrap. A conv
 float32 first and then once more, as XLA does.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -14,12 +13,13 @@ from llvmlite import ir
 
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import Kind, f32, f64, half, i8, i16, kind, register_type
-from cokernel.compiler.function import ElementBuilder, Index
+from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.arithmetic import FLOAT_BITS
 from cokernel.compiler.ops.registry import Operation, apply_elementwise, elementwise, rule
 from cokernel.compiler.ops.shape import reinterpret
-from cokernel.compiler.values import Expression, Value
+from cokernel.compiler.ops.shape import reinterpret
+from cokernel.compiler.values import Value
 
 NARROW_INTEGERS: dict[np.dtype, int] = {
     np.dtype(ml_dtypes.int4): 4,
@@ -182,14 +182,9 @@ def bitcast_convert_type(context: Context, eqn: Any, operand: Value) -> Value:
     before, after = (_bits(dtype) for dtype in (source, target))
     if before == after:
         return apply_elementwise(context, _same_width, eqn.params, aval, [operand])
-    shape = tuple(aval.shape)
-    if not {source, target} & {*NARROW_INTEGERS}:
-        return reinterpret(context, operand, shape, target)
-    # Indices into an operand that is still a register would have to be constant, which those of a loop are not.
-    if operand.shape:
-        operand = context.materialise(operand)
-    emit = _split(source, target) if before > after else _join(source, target, before, after)
-    return context.settle(Expression(shape, target, (operand,), emit))
+    if min(before, after) < 8:
+        raise NotImplementedError(f"the CPU compiler cannot cast bits from {source} to {target}")
+    return reinterpret(context, operand, aval.shape, target)
 
 
 def _bits(dtype: np.dtype) -> int:
@@ -216,38 +211,3 @@ def from_bits(builder: ElementBuilder, dtype, bits: ir.Value) -> ir.Value:
 def _same_width(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
     source, target = operation.operand_dtypes[0], operation.result_dtype
     return from_bits(builder, target, to_bits(builder, source, register))
-
-
-def _split(source: np.dtype, target: np.dtype) -> Any:
-    width = _bits(target)
-
-    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
-        *outer, part = index
-        bits = to_bits(builder, source, operands[0].element(builder, outer))
-        count = builder.function.index(builder.function.multiply(part, width))
-        if bits.type.width < 64:
-            count = builder.builder.trunc(count, bits.type)
-        bits = builder.builder.lshr(bits, count)
-        container = ir.IntType(max(width, 8))
-        if bits.type.width > container.width:
-            bits = builder.builder.trunc(bits, container)
-        return from_bits(builder, target, bits)
-
-    return emit
-
-
-def _join(source: np.dtype, target: np.dtype, before: int, after: int) -> Any:
-    container = ir.IntType(after)
-
-    def emit(builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]) -> ir.Value:
-        total: ir.Value | None = None
-        for part in range(after // before):
-            bits = to_bits(builder, source, operands[0].element(builder, [*index, part]))
-            if bits.type.width < after:
-                bits = builder.builder.zext(bits, container)
-            bits = builder.builder.shl(bits, ir.Constant(container, part * before))
-            total = bits if total is None else builder.builder.or_(total, bits)
-        assert total is not None
-        return from_bits(builder, target, total)
-
-    return emit

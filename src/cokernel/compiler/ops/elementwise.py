@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import Kind, i1, i8, kind, register_type
+from cokernel.compiler.dtypes import Kind, f32, f64, i1, i8, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.arithmetic import FloatArithmetic
@@ -105,9 +105,8 @@ def multiply_high(
 ) -> ir.Value:
     """The upper half of the product of two integers."""
     dtype = operation.result_dtype
-    width = bit_width(dtype)
-    if np.dtype(dtype) in NARROW_INTEGERS:
-        return builder.builder.ashr(builder.builder.mul(left, right), builder.constant(i8, width))
+    # Of int4 too it is the upper byte of a product of bytes, as in XLA.
+    width = register_type(dtype).width
     double = ir.IntType(2 * width)
     extend = builder.builder.sext if _is_signed(dtype) else builder.builder.zext
     whole = builder.builder.mul(*(extend(item, builder.type(double)) for item in (left, right)))
@@ -133,13 +132,17 @@ def one_minus_square(builder: ElementBuilder, operation: Operation, register: ir
 
 @elementwise(lax.polynomial_p)
 def polynomial(builder: ElementBuilder, operation: Operation, *registers: ir.Value) -> ir.Value:
-    """Horner's rule; the operands are x and the coefficients from the lowest power up."""
+    """Horner's rule; the operands are x and the coefficients from the lowest power up. Product and sum of
+    float32 and float64 are one operation where the processor has it, as in XLA."""
     x, *coefficients = registers
     dtype = operation.result_dtype
     binary = Operation({}, (dtype, dtype), dtype)
     total = coefficients[-1]
     for coefficient in reversed(coefficients[:-1]):
-        total = add(builder, binary, product(builder, dtype, total, x), coefficient)
+        if register_type(dtype) in (f32, f64):
+            total = in_float(builder, dtype, FloatArithmetic.multiply_add, total, x, coefficient)
+        else:
+            total = add(builder, binary, product(builder, dtype, total, x), coefficient)
     return total
 
 
@@ -360,7 +363,10 @@ for _primitive, _operator in {lax.eq_to_p: "==", lax.lt_to_p: "<", lax.le_to_p: 
 def total_order_key(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
     """A signed integer that orders floats as IEEE 754's totalOrder does: -NaN, -inf, ..., -0, +0, ..., inf, NaN."""
     a = FloatArithmetic(builder, floats.compute_type(dtype))
-    bits = a.bits(floats.widen(builder, dtype, register))
+    wide = floats.widen(builder, dtype, register)
+    if floats.has_negative_nan(dtype):
+        wide = a.select(a.is_nan(wide), a.negate(wide), wide)
+    bits = a.bits(wide)
     width = a.integer.width
     flip = a.shift_right(a.shift_right_signed(bits, width - 1), 1)
     return builder.builder.xor(bits, flip)
@@ -534,17 +540,14 @@ def next_after(
     wide = [floats.widen(builder, dtype, item) for item in (start, end)]
     bits = [to_bits(builder, dtype, item) for item in (start, end)]
     magnitudes = [emit.and_(item, number(top - 1)) for item in bits]
-    # On integers, so that a denormal is not taken for zero.
     start_is_zero = emit.icmp_unsigned("==", magnitudes[0], number(0))
-    end_is_zero = emit.icmp_unsigned("==", magnitudes[1], number(0))
     signs_differ = emit.icmp_signed("<", emit.xor(*bits), number(0))
     grows = emit.not_(emit.or_(signs_differ, emit.icmp_unsigned(">", *magnitudes)))
     moved = emit.add(bits[0], emit.select(grows, number(1), number(-1)))
     least = emit.or_(emit.and_(bits[1], number(top)), number(1))
     moved = emit.select(start_is_zero, least, moved)
-    equal = emit.or_(emit.and_(start_is_zero, end_is_zero), emit.icmp_unsigned("==", *bits))
-    result = from_bits(builder, dtype, emit.select(equal, bits[1], moved))
     a = FloatArithmetic(builder, floats.compute_type(dtype))
+    result = from_bits(builder, dtype, emit.select(a.compare("==", *wide), bits[1], moved))
     is_nan = a.either(a.is_nan(wide[0]), a.is_nan(wide[1]))
     nan = floats.narrow(builder, dtype, a.float(float("nan")))
     return emit.select(is_nan, nan, result)

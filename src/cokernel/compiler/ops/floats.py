@@ -69,6 +69,11 @@ def _format(dtype) -> Format:
     return FORMATS[dtype]
 
 
+def has_negative_nan(dtype) -> bool:
+    """Whether the NaN of the dtype stands where negative zero would."""
+    return np.dtype(dtype) in FORMATS and FORMATS[np.dtype(dtype)].nan_is_negative_zero
+
+
 def compute_type(dtype) -> ir.Type:
     """The LLVM type in which functions of a float dtype are computed: double for float64, else float."""
     return f64 if register_type(dtype) == f64 else f32
