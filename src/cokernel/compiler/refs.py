@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from llvmlite import ir
 
@@ -353,7 +354,9 @@ def _index_after_arrays(context: Context, view: View, indexer: Any, operation: s
 
 
 def _as_index(context: Context, index: Any) -> Index:
-    return int(index) if isinstance(index, int | np.integer) else context.index(index)
+    # An index that was known when the program was traced may come as an array.
+    is_known = isinstance(index, int | np.integer | jax.Array)
+    return int(index) if is_known else context.index(index)
 
 
 def _check_slice(
