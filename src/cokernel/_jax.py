@@ -55,6 +55,7 @@ from jax._src.state.discharge import constrain as constrain_memory_space
 from jax._src.state.discharge import discharge_state
 from jax._src.state.discharge import discharged_aval
 from jax._src.state.discharge import register_discharge_rule
+from jax._src.state.discharge import run_state
 from jax._src.state.primitives import with_memory_space_constraint
 from jax._src.state.types import AbstractRef
 from jax._src.state.types import AccumEffect

@@ -2,7 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
@@ -117,3 +119,88 @@ def test_refs_that_are_not_to_be_discharged_stay():
     [eqn] = _jax.discharge_state(jaxpr, should_discharge=[True, False]).eqns
     assert eqn.params["input_output_aliases"] == ((0, 0),)
     assert isinstance(eqn.invars[1].aval, _jax.AbstractRef)
+
+
+def accumulate_body(x_ref, total_ref):
+    total_ref[...] += x_ref[...]
+
+
+accumulate = cokernel.kernel(accumulate_body, mesh=CORES)
+
+
+class TestExecution:
+    def test_eagerly_and_in_jit(self):
+        ref = jax.new_ref(jnp.zeros(4))
+        accumulate(jnp.arange(4.0), ref)
+        jax.jit(accumulate)(jnp.arange(4.0), ref)
+        jax.jit(lambda x: accumulate(x, ref))(jnp.arange(4.0))
+        np.testing.assert_array_equal(ref[...], 3.0 * np.arange(4.0))
+
+    @pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
+    def test_in_scan(self, transform):
+        def fn(xs):
+            ref = jax.new_ref(jnp.zeros(4))
+
+            def step(carry, x):
+                accumulate(x, ref)
+                return carry + 1, ref[0]
+
+            count, firsts = lax.scan(step, 0, xs)
+            return count, firsts, ref[...]
+
+        xs = jnp.arange(12.0).reshape(3, 4)
+        count, firsts, total = transform(fn)(xs)
+        assert count == 3
+        np.testing.assert_array_equal(firsts, np.cumsum(xs[:, 0]))
+        np.testing.assert_array_equal(total, xs.sum(0))
+
+    @pytest.mark.parametrize("condition", [True, False])
+    def test_in_cond(self, condition):
+        @jax.jit
+        def fn(condition, x):
+            ref = jax.new_ref(x)
+            lax.cond(condition, lambda: accumulate(x, ref), lambda: ())
+            return ref[...]
+
+        np.testing.assert_array_equal(
+            fn(condition, jnp.arange(4.0)), np.arange(4.0) * (1 + condition)
+        )
+
+    def test_in_run_state(self):
+        @jax.jit
+        def fn(x):
+            def stateful(refs):
+                x_ref, total_ref = refs
+                accumulate(x_ref, total_ref)
+                accumulate(x_ref[...] * 2.0, total_ref)
+
+            return _jax.run_state(stateful)((x, jnp.ones(4)))
+
+        x, total = fn(jnp.arange(4.0))
+        np.testing.assert_array_equal(x, np.arange(4.0))
+        np.testing.assert_array_equal(total, 1.0 + 3.0 * np.arange(4.0))
+
+    def test_with_the_callers_own_aliases(self):
+        def body(x_ref, y_ref, o_ref):
+            y_ref[...] = x_ref[...] + 1.0
+            o_ref[...] = x_ref[...] * 2.0
+
+        kernel = cokernel.kernel(body, VECTOR4, mesh=CORES, input_output_aliases={0: 0})
+
+        @jax.jit
+        def fn(x):
+            ref = jax.new_ref(x)
+            return kernel(x, ref), ref[...], x
+
+        out, value, x = fn(jnp.arange(4.0))
+        np.testing.assert_array_equal(out, 2.0 * np.arange(4.0))
+        np.testing.assert_array_equal(value, 1.0 + np.arange(4.0))
+        np.testing.assert_array_equal(x, np.arange(4.0))
+
+    def test_a_ref_that_is_only_partly_written_keeps_the_rest(self):
+        def body(total_ref):
+            total_ref[1] = 7.0
+
+        ref = jax.new_ref(jnp.arange(4.0))
+        cokernel.kernel(body, mesh=CORES)(ref)
+        np.testing.assert_array_equal(ref[...], [0, 7, 2, 3])

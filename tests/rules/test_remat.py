@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import cokernel
@@ -111,3 +112,39 @@ def test_a_kernel_without_arguments_can_be_recomputed():
     assert num_kernels(jax.grad(jax.checkpoint(fn)), jnp.ones(4)) == 2
     saved = jax.checkpoint(fn, policy=POLICIES.everything_saveable)
     assert num_kernels(jax.grad(saved), jnp.ones(4)) == 1
+
+
+@pytest.mark.parametrize(
+    "policy", [None, POLICIES.everything_saveable, POLICIES.nothing_saveable, kernel_named]
+)
+def test_gradients_equal_those_without_checkpoint(policy):
+    x, y = jnp.arange(4.0), jnp.arange(1.0, 5.0)
+    wanted = jax.grad(lambda x, y: jnp.sum(jnp.sin(jnp.cos(x) * y)), argnums=(0, 1))(x, y)
+    for transform in (lambda f: f, jax.jit):
+        got = transform(jax.grad(jax.checkpoint(loss, policy=policy), argnums=(0, 1)))(x, y)
+        for one, other in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", [POLICIES.everything_saveable, POLICIES.nothing_saveable])
+def test_gradients_with_refs_equal_those_without_checkpoint(policy):
+    def body(r_ref):
+        r_ref[...] = r_ref[...] * 2.0
+
+    double_in_place = cokernel.kernel(body, mesh=CORES)
+
+    @jax.custom_vjp
+    def double(x):
+        ref = jax.new_ref(x)
+        double_in_place(ref)
+        return ref[...]
+
+    double.defvjp(lambda x: (double(x), None), lambda _, g: (double(g),))
+
+    def fn(x):
+        return jnp.sum(jnp.sin(double(x)) ** 2)
+
+    x = jnp.arange(4.0)
+    wanted = jax.grad(lambda x: jnp.sum(jnp.sin(2.0 * x) ** 2))(x)
+    got = jax.jit(jax.grad(jax.checkpoint(fn, policy=policy)))(x)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
