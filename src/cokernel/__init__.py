@@ -1,5 +1,6 @@
 """Cokernel: kernels of several cooperating programs, written in Pallas, run natively anywhere."""
 
+from cokernel import lowering as lowering
 from cokernel import rules as rules
 from cokernel.meshes import CoreMesh as CoreMesh
 from cokernel.meshes import private as private
@@ -9,6 +10,8 @@ from cokernel.meshes import target as target
 from cokernel.parameters import CompilerParams as CompilerParams
 from cokernel.tracing import kernel as kernel
 from cokernel.tracing import mpmd_map as mpmd_map
+
+lowering.register_call_targets()
 
 __all__ = [
     "CompilerParams",

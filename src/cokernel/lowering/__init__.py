@@ -4,6 +4,11 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
+# The custom call through which XLA enters the runtime on a CPU.
+CPU_CALL_TARGET = "cokernel_launch"
+
 # The modules are imported when a kernel is lowered for their platform and not before.
 _MODULES = {"cpu": "cokernel.lowering.cpu"}
 
@@ -36,3 +41,14 @@ def lower(platforms: Sequence[str], ctx: Any, *operands: Any, **params: Any) -> 
         )
     module = importlib.import_module(_MODULES[platform])
     return module.lower(ctx, *operands, **params)
+
+
+def register_call_targets() -> None:
+    """Tells JAX of the runtime's custom call, so that programs exported by another process run too. Starts no backend."""
+    from cokernel import _runtime
+
+    def load(key: int, text: str) -> None:
+        importlib.import_module(_MODULES["cpu"]).load(key, text)
+
+    jax.ffi.register_ffi_target(CPU_CALL_TARGET, _runtime.ffi_handler(), platform="cpu")
+    _runtime.set_loader(load)

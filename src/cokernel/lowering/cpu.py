@@ -9,9 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from cokernel import _jax, parameters, primitive
-
-TARGET_NAME = "cokernel_launch"
+from cokernel import _jax, _runtime, parameters, primitive
+from cokernel.lowering import CPU_CALL_TARGET
 
 _registration_lock = threading.Lock()
 
@@ -22,21 +21,19 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     Raises:
       NotImplementedError: for a primitive that can be neither compiled nor run through XLA.
     """
-    from cokernel import _runtime
-
-    _register_target()
     options = parameters.resolve(params["compiler_params"])
     outer = _outer_axes(ctx, params)
     module, callbacks = _compile(ctx, params, options, outer)
     text = json.dumps(module, separators=(",", ":"))
     key = _key(text, callbacks)
-    if not _runtime.executable_is_registered(key):
-        _register(key, module, callbacks)
+    with _registration_lock:
+        if not _runtime.executable_is_registered(key):
+            _register(key, module, callbacks)
     extra = [_axis_index(ctx, axis) for axis in outer]
     scalar = _jax.ShapedArray((), np.dtype(np.int32))
     call_ctx = ctx.replace(avals_in=[*ctx.avals_in, *[scalar] * len(extra)])
     rule = jax.ffi.ffi_lowering(
-        TARGET_NAME,
+        CPU_CALL_TARGET,
         operand_output_aliases=dict(params["input_output_aliases"]),
         # XLA makes a call with side effects dearer, so only a kernel that prints, calls back or communicates is one.
         has_side_effect=options.has_side_effects or _has_side_effects(ctx, params),
@@ -54,7 +51,6 @@ def _compile(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The module as plain data, and the callbacks that go with it."""
     # Importing the compiler takes a moment, which `import cokernel` should not.
-    from cokernel import _runtime
     from cokernel.compiler.kernel import Kernel
 
     kernel = Kernel(
@@ -89,7 +85,6 @@ def _key(text: str, callbacks: Sequence[Mapping[str, Any]]) -> int:
 
 def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[str, Any]]) -> None:
     """Compiles a module to machine code and makes it known to the runtime."""
-    from cokernel import _runtime
     from cokernel.checking.failures import describe
     from cokernel.compiler import codegen
 
@@ -104,28 +99,16 @@ def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[s
     _runtime.register_executable(key, spec)
 
 
-def _load(key: int, text: str) -> None:
-    """Called by the runtime for a kernel that another process compiled."""
+def load(key: int, text: str) -> None:
+    """Makes a kernel that another process compiled known to the runtime, which calls this."""
     if not text:
         raise RuntimeError(
             "this kernel calls Python functions (debug_print, callbacks or primitives that go through XLA), so it can only run "
             "in the process that made it"
         )
-    _register(key, json.loads(text), [])
-
-
-def _register_target() -> None:
-    # JAX refuses targets before its backend is up, and importing must not start one.
     with _registration_lock:
-        _register_target_once()
-
-
-@functools.cache
-def _register_target_once() -> None:
-    from cokernel import _runtime
-
-    jax.ffi.register_ffi_target(TARGET_NAME, _runtime.ffi_handler(), platform="cpu")
-    _runtime.set_loader(_load)
+        if not _runtime.executable_is_registered(key):
+            _register(key, json.loads(text), [])
 
 
 def _has_side_effects(ctx: Any, params: Mapping[str, Any]) -> bool:
