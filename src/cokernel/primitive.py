@@ -97,7 +97,27 @@ def _effects(
                 _jax.kernel_local_effects.contains(effect)
             ):
                 effects.add(effect)
+    effects.update(_jax.WriteEffect(index) for index in used_semaphores(in_avals, jaxprs))
     return effects
+
+
+def used_semaphores(in_avals: Sequence[Any], jaxprs: Sequence[Any]) -> set[int]:
+    """Returns the positions of the Ref arguments that hold semaphores and that a program uses.
+
+    Signals and waits change them, but JAX gives them no effect that would say so.
+    """
+    positions = [
+        index
+        for index, aval in enumerate(in_avals)
+        if isinstance(aval, _jax.AbstractRef) and isinstance(aval.dtype, _jax.AbstractSemaphoreTy)
+    ]
+    used = set()
+    for jaxpr in jaxprs:
+        operands = {
+            atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, _jax.Var)
+        }
+        used.update(index for index in positions if jaxpr.invars[index] in operands)
+    return used
 
 
 def _check_shardings(in_avals: Sequence[Any], out_avals: Sequence[Any]) -> None:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from cokernel import _jax
-from cokernel.primitive import mpmd_map_p
+from cokernel.primitive import mpmd_map_p, used_semaphores
 from cokernel.signature import default_memory_space
 
 
 def written_inputs(in_avals: Sequence[Any], jaxprs: Sequence[Any]) -> list[int]:
     """Returns the positions of the Ref arguments that any of the programs writes to, sorted."""
-    written = set()
+    written = used_semaphores(in_avals, jaxprs)
     for jaxpr in jaxprs:
         position = {var: index for index, var in enumerate(jaxpr.invars)}
         for effect in jaxpr.effects:
