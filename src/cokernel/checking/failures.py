@@ -3,9 +3,111 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cokernel.checking.deadlock import describe_deadlock, state_of
+from cokernel.checking.places import Places, where_and_code
+
 
 def describe(
     failure: Mapping[str, Any], sites: Sequence[Mapping[str, Any]], memory: Mapping[str, Any]
 ) -> str:
-    """The text of a failure (see `Failure` in `_runtime.pyi`)."""
-    return f"{failure['kind']}: {dict(failure)}"
+    """The text of a failure.
+
+    Args:
+      failure: what the runtime recorded; see `Failure` in `_runtime.pyi`.
+      sites: the places of the user's program, as `SiteTable.to_list` gives them.
+      memory: where semaphores lie, as `Kernel.describe_memory` gives it.
+    """
+    places = Places(sites, memory)
+    match failure["kind"]:
+        case "Deadlock":
+            return describe_deadlock(failure, places)
+        case "OutOfBounds":
+            return _out_of_bounds(failure, places)
+        case "Check":
+            return _check(failure, places)
+        case "Callback":
+            return _callback(failure, places)
+        case "TimeLimit":
+            return _stopped(failure, places, _time_limit(failure))
+        case "Interrupted":
+            name, elapsed = failure["executable"], failure.get("elapsed_s", 0.0)
+            headline = f"Interrupted: kernel {name!r} was stopped by Ctrl-C after {elapsed:.3g} s."
+            return _stopped(failure, places, headline)
+        case kind:
+            return f"{kind}: kernel {failure.get('executable')!r}: {failure.get('text', failure)}"
+
+
+def _who(failure: Mapping[str, Any], places: Places) -> str:
+    """The program and core that failed."""
+    if failure.get("program") is None:
+        return f"kernel {failure.get('executable')!r}"
+    core = places.core(failure["program"], failure["coordinates"])
+    return f"program {failure['program_name']!r} on {core}"
+
+
+def _out_of_bounds(failure: Mapping[str, Any], places: Places) -> str:
+    site = places.site(failure.get("site"))
+    name = site["name"] if site is not None else "a Ref"
+    operation = site["operation"] if site is not None else "access"
+    start, size, extent = failure["start"], failure["size"], failure["extent"]
+    dimension = failure["dimension"]
+    if size == 1:
+        asked = f"index {start}"
+    elif size < 1:
+        asked = f"a slice of {size} elements from {start}"
+    else:
+        asked = f"elements {start} to {start + size - 1}"
+    valid = f"valid are 0 to {extent - 1}" if extent else "it has no elements"
+    lines = [
+        f"OutOfBounds: {operation} of {name!r} by {_who(failure, places)} asks for {asked} of "
+        f"dimension {dimension}, but {valid}. Nothing was read or written there."
+    ]
+    if site is not None and site.get("shape"):
+        lines.append(f"  {name!r} has the shape {site['shape']}")
+    return "\n".join([*lines, *where_and_code(site, "  ")])
+
+
+def _check(failure: Mapping[str, Any], places: Places) -> str:
+    site = places.site(failure.get("site"))
+    messages = site.get("messages", ()) if site is not None else ()
+    code = failure["code"]
+    if 0 <= code < len(messages):
+        text = messages[code].replace("{value}", str(failure["value"]))
+    else:
+        text = f"check {code} failed with the value {failure['value']}"
+    what = f"{site['operation']} of {site['name']!r} by " if site is not None else ""
+    headline = f"Check: {what}{_who(failure, places)}: {text}"
+    return "\n".join([headline, *where_and_code(site, "  ")])
+
+
+def _callback(failure: Mapping[str, Any], places: Places) -> str:
+    site = places.site(failure.get("site"))
+    kind = failure.get("exception_type", "an error")
+    text = str(failure.get("text", "")).rstrip()
+    operation = site["operation"] if site is not None else "a Python callback"
+    message = text.splitlines()[-1] if text else kind
+    lines = [f"Callback: {operation} called by {_who(failure, places)} raised {message}"]
+    lines += where_and_code(site, "  ")
+    if text:
+        lines += ["", text]
+    return "\n".join(lines)
+
+
+def _time_limit(failure: Mapping[str, Any]) -> str:
+    return (
+        f"TimeLimit: kernel {failure['executable']!r} was stopped after "
+        f"{failure.get('elapsed_s', 0.0):.3g} s, because its time_limit_s is "
+        f"{failure.get('limit_s', 0.0):g}."
+    )
+
+
+def _stopped(failure: Mapping[str, Any], places: Places, headline: str) -> str:
+    """A headline, and where each core was."""
+    lines = [headline]
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    for core in failure.get("cores", ()):
+        groups.setdefault((core["program"], state_of(core, places)), []).append(core)
+    for (program, state), some in groups.items():
+        label = places.cores(program, [core["coordinates"] for core in some])
+        lines.append(f"  {some[0]['program_name']} {label}: {state}")
+    return "\n".join(lines)

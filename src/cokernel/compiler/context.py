@@ -62,7 +62,10 @@ class Context:
 
     def site(self, operation: str, name: str = "", **details: Any) -> ir.Constant:
         """The number by which the runtime refers to the current source line and to the Ref called `name`."""
-        site = Site(self.program.name, operation, name, self.line, tuple(sorted(details.items())))
+        program = self.program
+        site = Site(
+            program.name, program.index, operation, name, self.line, tuple(sorted(details.items()))
+        )
         return ir.Constant(i32, self.program.sites.number(site))
 
     def describe(self) -> str:

@@ -240,7 +240,9 @@ class Kernel:
             offset = self._scoped_semaphores[program]
             self._scoped_semaphores[program] += size
             ref = self._ref(aval, name, Place.PRIVATE, offset, program)
-            self.describe_semaphores.setdefault(program, []).append((offset, size, name))
+            self.describe_semaphores.setdefault(program, []).append(
+                [offset, size, name, list(aval.shape)]
+            )
             if not self.has_remote_access:
                 # The scope may be entered again with a count left over. Where other cores reach semaphores, a signal may come
                 # before the scope is entered, so there the count is kept, as the hardware does.
@@ -260,7 +262,7 @@ class Kernel:
             known = self._ref(aval, "barrier_semaphore", Place.PRIVATE, offset, program)
             self._barrier_semaphores[program, tag] = known
             self.describe_semaphores.setdefault(program, []).append(
-                (offset, dtypes.SEMAPHORE_BYTES, known.name)
+                [offset, dtypes.SEMAPHORE_BYTES, known.name, []]
             )
         return known
 
@@ -346,32 +348,45 @@ class Kernel:
         }
 
     def describe_memory(self) -> dict[str, Any]:
-        """Which Ref lies where: for each program the semaphores of its private block as (offset, bytes, name)."""
+        """Which semaphore lies where, as plain data for reports.
+
+        "semaphores": for each program those in the private block of its cores, as [offset, bytes,
+        name, shape]. "instances": for each buffer that holds one instance per core of a mesh its
+        "name", "shape", "bytes" (of one instance), "program" (None if the mesh has none here) and
+        the "axes" and "sizes" of the mesh. "axes": the axes of each program's mesh.
+        """
         semaphores: dict[str, list[list[Any]]] = {}
         for program in self.programs:
             entries = [
-                [ref.offset, ref.nbytes, ref.name]
+                [ref.offset, ref.nbytes, ref.name, list(ref.shape)]
                 for ref in self.refs[program.index]
                 if ref.place is Place.PRIVATE
                 and ref.program == program.index
                 and dtypes.is_semaphore(ref.dtype)
             ]
-            entries += [list(entry) for entry in self.describe_semaphores.get(program.index, [])]
+            entries += self.describe_semaphores.get(program.index, [])
             semaphores[str(program.index)] = entries
-        operands = {
-            str(ref.offset): ref.name
+        instances = {
+            str(ref.offset): {
+                "name": ref.name,
+                "shape": list(ref.shape),
+                "bytes": ref.nbytes,
+                "program": ref.program,
+                "axes": [str(axis) for axis in ref.mesh.shape],
+                "sizes": list(ref.mesh.shape.values()),
+            }
             for ref in self.refs[0]
-            if ref.place in (Place.OPERAND, Place.INSTANCES)
+            if ref.place is Place.INSTANCES
         }
         return {
             "semaphores": semaphores,
-            "operands": operands,
+            "instances": instances,
             "axes": [[str(axis) for axis in mesh.shape] for mesh in self.meshes],
         }
 
     @property
-    def describe_semaphores(self) -> dict[int, list[tuple[int, int, str]]]:
-        """Semaphores allocated in scopes, by program."""
+    def describe_semaphores(self) -> dict[int, list[list[Any]]]:
+        """Semaphores allocated in scopes, by program, as `describe_memory` gives them."""
         return self.__dict__.setdefault("_scoped_names", {})
 
     # What rules ask.

@@ -20,13 +20,15 @@ class SourceLine:
 class Site:
     """One operation of one program on one Ref, at one source line."""
 
+    # The name of the program, and its number among those of the kernel, since names may repeat.
     program: str
+    program_number: int
     # What the program does there, as the user would say it: "semaphore_wait", "dma_wait", "read", "write", ...
     operation: str
     # The Ref or semaphore, as the user named it.
     name: str
     line: SourceLine | None
-    # Whatever else a report wants, as sorted pairs: shape, number of DMA bytes, the index expression.
+    # Whatever else a report wants, as sorted pairs: shape, number of DMA bytes, which semaphores are signalled.
     details: tuple[tuple[str, Any], ...] = ()
 
 
@@ -45,6 +47,7 @@ class SiteTable:
         return [
             {
                 "program": site.program,
+                "program_number": site.program_number,
                 "operation": site.operation,
                 "name": site.name,
                 "file": site.line.file if site.line else None,

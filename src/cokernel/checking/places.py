@@ -1,0 +1,159 @@
+"""How reports name what a launch consists of: cores, semaphores, and lines of the user's program."""
+
+import linecache
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Coordinates = tuple[int, ...]
+
+
+class Places:
+    """The names of a kernel's cores, sites and semaphores.
+
+    `sites` and `memory` are what the compiler hands over: `SiteTable.to_list` and
+    `Kernel.describe_memory`.
+    """
+
+    def __init__(self, sites: Sequence[Mapping[str, Any]], memory: Mapping[str, Any]):
+        self.sites = sites
+        self.memory = memory
+
+    def site(self, number: int | None) -> Mapping[str, Any] | None:
+        """A site by its number; None if the core has not come to one yet."""
+        if number is None or not 0 <= number < len(self.sites):
+            return None
+        return self.sites[number]
+
+    def axes(self, program: int, count: int) -> list[str]:
+        """The names of the axes of a program's mesh."""
+        known = list(self.memory.get("axes", ()))
+        if program < len(known) and len(known[program]) == count:
+            return list(known[program])
+        return [f"axis{number}" for number in range(count)]
+
+    def core(self, program: int, coordinates: Sequence[int]) -> str:
+        """One core, as in "core=1 subcore=3"."""
+        return self.cores(program, [tuple(coordinates)])
+
+    def cores(self, program: int, coordinates: Iterable[Sequence[int]]) -> str:
+        """Several cores of one program, as in "core=0-1 subcore=0-15"."""
+        points = sorted({tuple(point) for point in coordinates})
+        axes = self.axes(program, len(points[0]) if points else 0)
+        return ", ".join(
+            " ".join(f"{axis}={_spans(values)}" for axis, values in zip(axes, box, strict=True))
+            for box in boxes(points)
+        )
+
+    def semaphore(self, info: Mapping[str, Any]) -> "SemaphorePlace | None":
+        """What a failure's description of a semaphore means; None for one nobody knows."""
+        offset = info["offset"]
+        if info["owner"] == "private":
+            program = info["program"]
+            for start, size, name, shape in self.memory.get("semaphores", {}).get(str(program), ()):
+                if start <= offset < start + size:
+                    element = _element(name, shape, (offset - start) // 16)
+                    key = ("private", program, offset)
+                    return SemaphorePlace(element, name, key, info["index"], (start, start + size))
+        if info["owner"] == "buffer":
+            known = self.memory.get("instances", {}).get(str(info["index"]))
+            if known is not None and known["bytes"]:
+                core, inside = divmod(offset, known["bytes"])
+                element = _element(known["name"], known["shape"], inside // 16)
+                key = ("instances", info["index"], inside)
+                return SemaphorePlace(element, known["name"], key, core, (0, known["bytes"]))
+        return None
+
+
+class SemaphorePlace:
+    """One semaphore of one core."""
+
+    def __init__(
+        self,
+        element: str,
+        name: str,
+        key: tuple[str, int, int],
+        core: int,
+        whole: tuple[int, int],
+    ):
+        # The element and the whole array as the owner's program names them: "sems[2]", "sems".
+        self.element = element
+        self.name = name
+        # Its kind of place, the program or the buffer, and the first byte there.
+        self.key = key
+        # The row-major number of the core that owns it, and the bytes of the array it belongs to.
+        self.core = core
+        self.whole = whole
+
+    def is_reached_by(self, key: Sequence[Any], program: int, core: int | None) -> bool:
+        """Whether a site's key covers this semaphore. `core` of `program` is who acts; None stands
+        for any of its cores."""
+        place, owner, first, end, target = key
+        if (place, owner) != self.key[:2] or not first <= self.key[2] < end:
+            return False
+        if target == "own":
+            return core is None or core == self.core
+        return target is None or target == self.core
+
+    def is_of_same_array(self, key: Sequence[Any]) -> bool:
+        """Whether a site's key covers any part of the array that this semaphore belongs to."""
+        place, owner, first, end, _ = key
+        return (place, owner) == self.key[:2] and first < self.whole[1] and end > self.whole[0]
+
+
+def _element(name: str, shape: Sequence[int], flat: int) -> str:
+    if math.prod(shape) == 1 and len(shape) <= 1:
+        return name
+    index = []
+    for extent in reversed(shape):
+        index.append(flat % extent)
+        flat //= extent
+    return f"{name}[{', '.join(map(str, reversed(index)))}]"
+
+
+def boxes(points: Iterable[Coordinates]) -> list[list[list[int]]]:
+    """Divides points into boxes, each the values on every axis whose combinations are points."""
+    points = list(points)
+    if not points:
+        return []
+    axes = [sorted(set(values)) for values in zip(*points, strict=True)]
+    if math.prod(len(values) for values in axes) == len(points):
+        return [axes]
+    # Slices along the first axis that look the same are told together.
+    alike: dict[tuple[Coordinates, ...], list[int]] = {}
+    for value in axes[0]:
+        rest = tuple(sorted(point[1:] for point in points if point[0] == value))
+        alike.setdefault(rest, []).append(value)
+    return [[values, *box] for rest, values in alike.items() for box in boxes(rest)]
+
+
+def _spans(values: Sequence[int]) -> str:
+    """Sorted numbers with runs drawn together: "0-3,7"."""
+    spans: list[list[int]] = []
+    for value in values:
+        if spans and value == spans[-1][1] + 1:
+            spans[-1][1] = value
+        else:
+            spans.append([value, value])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def where(site: Mapping[str, Any] | None) -> str:
+    """File, line and function of a site."""
+    if site is None or site.get("file") is None:
+        return "a line that is not known"
+    return f"{site['file']}:{site['line']} in {site['function']}"
+
+
+def code(site: Mapping[str, Any] | None) -> str | None:
+    """The text of a site's line, None if the file cannot be read."""
+    if site is None or site.get("file") is None:
+        return None
+    return linecache.getline(site["file"], site["line"]).strip() or None
+
+
+def where_and_code(site: Mapping[str, Any] | None, indent: str) -> list[str]:
+    """Lines that name a place in the user's program and quote it."""
+    quoted = code(site)
+    lines = [f"{indent}at {where(site)}"]
+    return lines if quoted is None else [*lines, f"{indent}    {quoted}"]
