@@ -129,10 +129,12 @@ def unregister_executable(key: int) -> None:
     """Forgets `key`. Launches that still run keep their executable until they end."""
 
 def executable_is_registered(key: int) -> bool: ...
-def set_loader(loader: Callable[[int, str], object] | None) -> None:
+def set_loader(
+    loader: Callable[[int, str], object] | None,
+) -> Callable[[int, str], object] | None:
     """Sets what is called with (key, module text) when a launch meets an unknown key.
 
-    The loader must register the key before it returns.
+    The loader must register the key before it returns. Returns the loader before.
     """
 
 def launch(key: int, buffers: Sequence[int | tuple[int, int]]) -> None:

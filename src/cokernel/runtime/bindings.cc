@@ -151,6 +151,14 @@ void register_executable(uint64_t key, nb::dict dict) {
   Registry::get().add(std::make_shared<Executable>(key, std::move(spec)));
 }
 
+nb::object set_loader(nb::object function) {
+  std::shared_ptr<Loader> loader;
+  if (!function.is_none()) loader = std::make_shared<PythonLoader>(std::move(function));
+  const std::shared_ptr<Loader> before = Registry::get().set_loader(std::move(loader));
+  if (before == nullptr) return nb::none();
+  return static_cast<const PythonLoader&>(*before).function();
+}
+
 void launch(uint64_t key, nb::sequence given) {
   std::vector<Buffer> buffers;
   for (nb::handle item : given) {
@@ -289,13 +297,7 @@ NB_MODULE(_runtime, module) {
   module.def(
       "executable_is_registered", [](uint64_t key) { return Registry::get().find(key) != nullptr; },
       nb::arg("key"));
-  module.def(
-      "set_loader",
-      [](nb::object loader) {
-        Registry::get().set_loader(loader.is_none() ? nullptr
-                                                    : std::make_shared<PythonLoader>(loader));
-      },
-      nb::arg("loader").none());
+  module.def("set_loader", &set_loader, nb::arg("loader").none());
   module.def("launch", &launch, nb::arg("key"), nb::arg("buffers"));
   module.def("ffi_handler", [] { return nb::capsule(ffi_handler_address()); });
   module.def("abi_offsets", &abi_offsets);

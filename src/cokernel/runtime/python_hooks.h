@@ -56,6 +56,7 @@ class PythonLoader : public Loader {
  public:
   explicit PythonLoader(nanobind::object function) : function_(std::move(function)) {}
   std::string load(uint64_t key, std::string_view module) override;
+  const nanobind::object& function() const { return function_.get(); }
 
  private:
   PythonObject function_;

@@ -44,11 +44,9 @@ std::vector<std::shared_ptr<Executable>> Registry::all() const {
   return result;
 }
 
-void Registry::set_loader(std::shared_ptr<Loader> loader) {
-  {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
-    std::swap(loader_, loader);
-  }
+std::shared_ptr<Loader> Registry::set_loader(std::shared_ptr<Loader> loader) {
+  std::unique_lock<std::shared_mutex> lock(mutex_);
+  return std::exchange(loader_, std::move(loader));
 }
 
 std::shared_ptr<Executable> Registry::find_or_load(uint64_t key, std::string_view module,

@@ -32,7 +32,8 @@ class Registry {
   void remove(uint64_t key);
   std::shared_ptr<Executable> find(uint64_t key) const;
   std::vector<std::shared_ptr<Executable>> all() const;
-  void set_loader(std::shared_ptr<Loader> loader);
+  // Returns the one before.
+  std::shared_ptr<Loader> set_loader(std::shared_ptr<Loader> loader);
   // As find(), but calls the loader for an unknown key. Null with the reason in `problem` if there
   // is none.
   std::shared_ptr<Executable> find_or_load(uint64_t key, std::string_view module,
