@@ -147,3 +147,12 @@ from jax._src.core import pvary_p
 from jax._src.core import reduced_vary_cast_p
 from jax._src.lax.lax import dce_sink_p
 from jax._src.lax.lax import tie_p
+
+# Debugging and callbacks
+from jax._src.callback import io_callback_p
+from jax._src.callback import pure_callback_p
+from jax._src.checkify import check_p
+from jax._src.debugging import debug_callback_p
+from jax._src.debugging import debug_print_p
+from jax._src.debugging import merge_callback_args
+from jax._src.pallas.core import debug_checks_enabled
