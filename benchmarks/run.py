@@ -7,6 +7,7 @@ the ratios within each round. Run it on a machine that does nothing else.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import pathlib
@@ -102,16 +103,27 @@ def interpret_table(names: list[str]) -> tuple[Table, dict]:
     return table, data
 
 
-def measure_case(name: str, limits, rounds: int) -> Case:
-    """Builds the case called `name`, measures it, and returns it."""
+def measure_case(name: str, limits: ctypes.CDLL, rounds: int) -> tuple[Case, list[str]]:
+    """Builds the case called `name` and measures it.
+
+    Returns it with one line for each executable of Cokernel: how many of its launches had the
+    help of a second worker. The runtime asks for help only where it expects to gain by it.
+    """
     import cases
 
     import cokernel
+    from cokernel import _runtime
 
     with cokernel.target("v6e"):
         case = cases.CASES[name](limits)
+        _runtime.reset_statistics()
         measure.run(case.contenders, rounds)
-    return case
+    helped = [
+        f"{s['name']}: {s['helped_launches']} of {s['launches']} launches had helpers"
+        for s in _runtime.statistics()
+        if s["launches"]
+    ]
+    return case, helped
 
 
 def main() -> int:
@@ -138,17 +150,20 @@ def main() -> int:
         f" load {load:.1f}, Python {platform.python_version()}, JAX {jax.__version__},"
         f" {options.rounds} rounds"
     )
+    if load > 0.5:
+        console.print("The machine is busy with something else; times of two threads mean little.")
     results: dict = {"load": load, "rounds": options.rounds, "cases": {}}
     goals = []
     for name in options.only:
-        case = measure_case(name, limits, options.rounds)
-        console.print(case_table(case))
+        case, helped = measure_case(name, limits, options.rounds)
+        console.print(case_table(case), *helped, sep="\n")
         results["cases"][name] = {
             "contenders": {
                 c.name: {"times_s": c.times_s, "first_call_s": c.first_call_s}
                 for c in case.contenders
             },
             "goals": goal_lines(case),
+            "helped": helped,
         }
         goals += results["cases"][name]["goals"]
     if not options.no_interpret:
