@@ -353,10 +353,20 @@ class FunctionBuilder:
 
     @contextlib.contextmanager
     def loop(
-        self, start: Index, stop: Index, *, step: int = 1, carry: Sequence[ir.Value] = ()
+        self,
+        start: Index,
+        stop: Index,
+        *,
+        step: int = 1,
+        carry: Sequence[ir.Value] = (),
+        rolled: bool = False,
     ) -> Iterator["Loop"]:
-        """A counted loop, ascending; the body runs for start <= i < stop. Carried values go in `loop.carry` and come back
-        through `loop.next`; after the loop `loop.carry` holds their last values."""
+        """A counted loop, ascending; the body runs for start <= i < stop.
+
+        Carried values go in `loop.carry` and come back through `loop.next`; after the loop
+        `loop.carry` holds their last values. `rolled` forbids LLVM to unroll the loop: of a loop
+        over elements that LLVM vectorises, unrolling only makes code that takes long to compile.
+        """
         builder = self.builder
         header = self.function.append_basic_block("loop")
         body = self.function.append_basic_block("loop_body")
@@ -381,8 +391,21 @@ class FunctionBuilder:
         counter.add_incoming(following, builder.block)
         for phi, value in zip(phis, loop.next, strict=True):
             phi.add_incoming(value, builder.block)
-        builder.branch(header)
+        latch = builder.branch(header)
+        if rolled:
+            latch.set_metadata("llvm.loop", self._rolled_metadata())
         builder.position_at_end(done)
+
+    def _rolled_metadata(self) -> ir.MDValue:
+        disable = self.module.add_metadata(
+            [ir.MetaDataString(self.module, "llvm.loop.unroll.disable")]
+        )
+        # The first operand of a loop's metadata must be the metadata itself; a string of its own
+        # keeps llvmlite from sharing it between loops until then.
+        name = f"{self.function.name}.{len(self.module.metadata)}"
+        identity = self.module.add_metadata([disable, ir.MetaDataString(self.module, name)])
+        identity.operands = (identity, disable)
+        return identity
 
     @contextlib.contextmanager
     def nest(self, shape: Sequence[Index]) -> Iterator[list[Index]]:
@@ -393,7 +416,8 @@ class FunctionBuilder:
                 if isinstance(extent, int) and extent == 1:
                     index.append(0)
                 else:
-                    index.append(stack.enter_context(self.loop(0, extent)).counter)
+                    loop = stack.enter_context(self.loop(0, extent, rolled=True))
+                    index.append(loop.counter)
             yield index
 
 
