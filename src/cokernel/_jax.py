@@ -37,6 +37,7 @@ from jax._src.dispatch import apply_primitive
 from jax._src.flattree import flatten as flatten_to_tree
 from jax._src.interpreters.partial_eval import trace_to_jaxpr
 from jax._src.lax.parallel import axis_index_p
+from jax._src.source_info_util import is_user_filename
 from jax._src.source_info_util import register_exclusion as exclude_from_sources
 from jax._src.source_info_util import summarize as summarize_source
 from jax._src.tree_util import tracing_registry
@@ -156,3 +157,6 @@ from jax._src.debugging import debug_callback_p
 from jax._src.debugging import debug_print_p
 from jax._src.debugging import merge_callback_args
 from jax._src.pallas.core import debug_checks_enabled
+
+# Clients of XLA
+from jax._src.lib import xla_client

@@ -10,6 +10,7 @@ from llvmlite import ir
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, Index
 from cokernel.compiler.values import Expression, Packed, Scalar, Value, is_small, make_packed
+from cokernel.compiler.views import broadcast, take_view
 
 # A rule takes the context, the equation, and its operands in order (Values, or RefValues for Refs), and returns the results: one,
 # a sequence of them, or None where the equation has none.
@@ -69,8 +70,14 @@ def apply_elementwise(
     operands: Sequence[Value],
 ) -> Value:
     """The value of an elementwise operation: computed now if it is small, else an expression. Operands have the shape of the
-    result or are scalars."""
+    result, or one that broadcasts to it: that of a scalar, or with extents of one."""
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
+    operands = [
+        operand
+        if operand.shape in ((), shape)
+        else take_view(context, operand, broadcast(operand.shape, shape, range(len(shape))))
+        for operand in operands
+    ]
     operation = Operation(params, tuple(operand.dtype for operand in operands), dtype)
     if not shape or is_small(shape, dtype):
         registers = [context.pack(operand) for operand in operands]
