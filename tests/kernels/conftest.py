@@ -8,7 +8,7 @@ import pytest
 import cokernel
 
 
-@pytest.fixture(params=(1, 2, 4), ids="workers={}".format)
+@pytest.fixture(params=(1, 2, 4), ids="{}_workers".format)
 def compiler_params(request: pytest.FixtureRequest) -> cokernel.CompilerParams:
     """One, two and four workers; a kernel that hangs for a reason not foreseen fails."""
     return cokernel.CompilerParams(num_workers=request.param, time_limit_s=120)
