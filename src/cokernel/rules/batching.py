@@ -31,6 +31,9 @@ def batch(
     if all(dim is None for dim in dims):
         outs = mpmd_map_p.bind(*args, **params)
         return outs, [None] * len(outs)
+    original = params.get("derivative_of")
+    if original is not None and _only_tangents_are_batched(args, dims, original):
+        return _batch_tangents(axis_data, args, dims, original, params)
     _check_written_refs(args, dims, params)
     if axis_data.size == 0:
         outs = [lax.empty((0, *aval.shape), aval.dtype) for aval in params["out_avals"]]
@@ -44,6 +47,33 @@ def batch(
 
         _, outs = lax.scan(launch, None, jnp.arange(axis_data.size))
     return outs, [0] * len(outs)
+
+
+def _only_tangents_are_batched(args: Sequence[Any], dims: Sequence[Any], original: Any) -> bool:
+    num_primals = original["num_inputs"]
+    in_avals = [jax.typeof(arg) for arg in args[:num_primals]]
+    return all(dim is None for dim in dims[:num_primals]) and not (
+        written_inputs(in_avals, original["jaxprs"])
+    )
+
+
+def _batch_tangents(
+    axis_data: Any,
+    args: Sequence[Any],
+    dims: Sequence[Any],
+    original: Any,
+    params: dict[str, Any],
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Computes the outputs once and only their tangents for each element, as `jax.jacfwd` asks."""
+    num_primals, num_outputs = original["num_inputs"], len(original["out_avals"])
+    kernel = {name: value for name, value in original.items() if name != "num_inputs"}
+    primal_outs = mpmd_map_p.bind(*args[:num_primals], **kernel)
+    alone = {name: value for name, value in params.items() if name != "derivative_of"}
+    outs, out_dims = batch(axis_data, args, dims, **alone)
+    return (
+        [*primal_outs, *outs[num_outputs:]],
+        [*[None] * num_outputs, *out_dims[num_outputs:]],
+    )
 
 
 def _launch_element(

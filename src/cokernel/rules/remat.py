@@ -27,7 +27,8 @@ def partial_eval(
         if isinstance(var, _jax.Var) and not instantiated
     ]
     if any(unknown_in):
-        return None, eqn, every, every, residuals
+        halves = _halves_of_derivative(saveable, unknown_in, eqn, residuals)
+        return halves or (None, eqn, every, every, residuals)
     if any(isinstance(var.aval, _jax.AbstractRef) for var in eqn.invars):
         # The backward pass has Refs of its own, which hold what the kernel wrote only if it runs
         # there too.
@@ -35,14 +36,47 @@ def partial_eval(
     if _jax.partial_eval.has_effects(eqn):
         # What can be seen from outside, such as a print, happens once.
         return eqn, None, none, none, []
+    if _is_recomputed(saveable, eqn):
+        return eqn, eqn, none, every, residuals
+    return eqn, None, none, none, []
+
+
+def _is_recomputed(saveable: Callable[..., Any], eqn: Any) -> bool:
+    # A policy that asks for outputs to be offloaded to the host has them saved: where kernels run,
+    # device memory is the host's.
     policy = _jax.partial_eval.ensure_enum(
         saveable(eqn.primitive, *(var.aval for var in eqn.invars), **eqn.params)
     )
-    if isinstance(policy, _jax.partial_eval.RecomputeType):
-        return eqn, eqn, none, every, residuals
-    # A policy that asks for outputs to be offloaded to the host has them saved: where kernels run,
-    # device memory is the host's.
-    return eqn, None, none, none, []
+    return isinstance(policy, _jax.partial_eval.RecomputeType)
+
+
+def _halves_of_derivative(
+    saveable: Callable[..., Any], unknown_in: Sequence[bool], eqn: Any, residuals: list[Any]
+) -> Any | None:
+    """Splits a derivative into the kernel itself, which runs at once, and the tangents.
+
+    Returns what `partial_eval` does, or None if the equation cannot be split.
+    """
+    original = eqn.params.get("derivative_of")
+    if original is None:
+        return None
+    num_inputs, num_outputs = original["num_inputs"], len(original["out_avals"])
+    if any(unknown_in[:num_inputs]) or any(
+        isinstance(var.aval, _jax.AbstractRef) for var in eqn.invars
+    ):
+        return None
+    kernel = eqn.replace(
+        invars=eqn.invars[:num_inputs],
+        outvars=eqn.outvars[:num_outputs],
+        params={name: value for name, value in original.items() if name != "num_inputs"},
+    )
+    tangents = len(eqn.outvars) - num_outputs
+    unknown_out = [False] * num_outputs + [True] * tangents
+    if _is_recomputed(saveable, kernel):
+        return kernel, eqn, unknown_out, [True] * len(eqn.outvars), residuals
+    unused = [_jax.DropVar(var.aval) for var in eqn.outvars[:num_outputs]]
+    derivative = eqn.replace(outvars=[*unused, *eqn.outvars[num_outputs:]])
+    return kernel, derivative, unknown_out, unknown_out, residuals
 
 
 _jax.partial_eval.partial_eval_jaxpr_custom_rules[mpmd_map_p] = partial_eval
