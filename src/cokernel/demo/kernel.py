@@ -204,9 +204,7 @@ def make(num_modules: int, *, forgetful: bool = False, **options: Any) -> Callab
             plsc.subcore_barrier()
             pltpu.async_copy(sums, totals.at[order], added, add=True).wait()
             plsc.subcore_barrier()
-            pltpu.sync_copy(
-                totals.at[share], sums_ref.at[pl.ds(first + subcore * SHARE, SHARE)]
-            )
+            pltpu.sync_copy(totals.at[share], sums_ref.at[pl.ds(first + subcore * SHARE, SHARE)])
             pl.semaphore_signal(ready.at[core], 1, device_id={"tensor": 0})
             return chunk_turn, turn
 
