@@ -1,4 +1,6 @@
-"""LLVM IR to machine code: the target machine, the optimisation pipeline, the cache of objects, and loading."""
+"""LLVM IR to machine code: the target machine, the optimisation pipeline, the cache of objects, and
+loading.
+"""
 
 import functools
 import hashlib
@@ -11,6 +13,8 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
+from cokernel.compiler import blas
+
 # Written into every key, so that a change of how we compile never meets an object from before it.
 PIPELINE_VERSION = 1
 CACHE_VARIABLE = "COKERNEL_CACHE"
@@ -20,7 +24,9 @@ _lock = threading.RLock()
 
 
 def cache_folder() -> pathlib.Path | None:
-    """Where compiled objects are kept between processes; None if COKERNEL_CACHE is set to the empty string."""
+    """Where compiled objects are kept between processes; None if COKERNEL_CACHE is set to the empty
+    string.
+    """
     setting = os.environ.get(CACHE_VARIABLE)
     if setting == "":
         return None
@@ -43,7 +49,8 @@ def _host() -> tuple[str, str, str]:
 def _target_machine() -> Any:
     triple, cpu, features = _host()
     target = llvm.Target.from_triple(triple)
-    # Position-independent code with small offsets: the loader places code and data together and reaches the rest through stubs.
+    # Position-independent code with small offsets: the loader places code and data together and
+    # reaches the rest through stubs.
     return target.create_target_machine(
         cpu=cpu, features=features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
     )
@@ -103,8 +110,9 @@ def compile_object(ir: str) -> bytes:
 
 
 def _write_atomically(path: pathlib.Path, code: bytes) -> None:
-    """Writes beside the target and renames, so that another process never reads half an object. A cache that can't be written
-    to only costs time, so that is no error."""
+    """Writes beside the target and renames, so that another process never reads half an object. A
+    cache that can't be written to only costs time, so that is no error.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -119,6 +127,10 @@ class LoadedCode:
 
     def __init__(self, code: bytes):
         _register_symbols()
+        if blas.PREFIX.encode() in code:
+            # Only now, because this imports SciPy.
+            with _lock:
+                blas.register()
         with _lock:
             machine = _target_machine()
             self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)

@@ -1,4 +1,4 @@
-"""Applying the rule of a primitive outside of any equation: how one rule builds on the arithmetic of another."""
+"""The rule of a primitive applied outside of any equation: how one rule builds on another."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from cokernel.compiler.context import Context
-from cokernel.compiler.ops.registry import RULES
+from cokernel.compiler.ops.registry import RULES, ElementRule, apply_elementwise
 from cokernel.compiler.values import Value
 
 
@@ -55,6 +55,13 @@ def apply(
     inputs = tuple(_variable(operand.shape, operand.dtype) for operand in operands)
     equation = _Equation(primitive, params, inputs, (_variable(shape, dtype),))
     return RULES[primitive](context, equation, *operands)
+
+
+def emit_elementwise(
+    context: Context, emit: ElementRule, shape: Sequence[int], dtype, *operands: Value
+) -> Value:
+    """The value of an elementwise operation that is no primitive."""
+    return apply_elementwise(context, emit, {}, _Aval(tuple(shape), np.dtype(dtype)), operands)
 
 
 def convert(context: Context, operand: Value, dtype) -> Value:

@@ -88,6 +88,30 @@ class Combiner:
                 sign = "s" if kind is Kind.SIGNED else "u"
                 return builder.intrinsic(f"llvm.{sign}{fold.value}", left.type, [left, right])
 
+    def whole(self, builder: ElementBuilder, register: ir.Value) -> ir.Value:
+        """Emits the fold of all lanes of a vector into one element.
+
+        By LLVM's own operation for it: LLVM 22 compiles the equivalent shuffles of a sum of products of
+        signed and unsigned bytes wrongly for processors with the instruction vpdpbusd.
+        """
+        kind = dtypes.kind(self.dtype)
+        element = register.type.element
+        fold = _ON_BOOL.get(self.fold, self.fold) if kind is Kind.BOOL else self.fold
+        name = fold.value
+        arguments = [register]
+        if kind is Kind.FLOAT and fold in (Fold.ADD, Fold.MULTIPLY):
+            name, arguments = f"f{name}", [self.identity(), register]
+        elif kind is Kind.FLOAT:
+            name = f"f{fold.name.lower()}"
+        elif fold in (Fold.MAXIMUM, Fold.MINIMUM):
+            name = ("s" if kind is Kind.SIGNED else "u") + name
+        result = builder.intrinsic(
+            f"llvm.vector.reduce.{name}", element, arguments, overloads=[register.type]
+        )
+        if len(arguments) == 2:
+            set.add(result.fastmath, "reassoc")
+        return result
+
 
 _ON_BOOL = {
     Fold.ADD: Fold.OR,

@@ -101,6 +101,8 @@ def fold_halves(
     function: FunctionBuilder, combine: Combiner, register: ir.Value, count: int, width: int
 ) -> ir.Value:
     """Folds a register of `count` groups of `width` lanes into one group."""
+    if width == 1 and count > 1:
+        return combine.whole(ElementBuilder(function, count), register)
     while count > 1:
         half = count // 2
         low = shuffle(function, register, range(half * width))
@@ -165,14 +167,17 @@ def _few(
 
 
 def innermost_dimension(operand: Value) -> int:
-    """The dimension along which the operand's elements lie closest in memory."""
-    best, best_stride = len(operand.shape) - 1, None
-    for buffer in _buffers(operand, operand.shape):
-        for dimension in reversed(range(len(operand.shape))):
-            stride = abs(buffer.strides[dimension])
-            is_better = best_stride is None or stride < best_stride
-            if buffer.shape[dimension] > 1 and stride and is_better:
-                best, best_stride = dimension, stride
+    """The dimension for the innermost loop: the one along which most of the operand's buffers are read
+    without a jump, the last of equals."""
+    buffers = _buffers(operand, operand.shape)
+    best, best_score = len(operand.shape) - 1, 0
+    for dimension in reversed(range(len(operand.shape))):
+        strides = [abs(buffer.strides[dimension]) for buffer in buffers]
+        # Along a dimension that everything is repeated along there is nothing to read at all.
+        if operand.shape[dimension] > 1 and any(strides):
+            score = sum(1 for stride in strides if stride <= 1)
+            if score > best_score:
+                best, best_score = dimension, score
     return best
 
 
