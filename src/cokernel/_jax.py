@@ -38,6 +38,7 @@ from jax._src.flattree import flatten as flatten_to_tree
 from jax._src.interpreters.partial_eval import trace_to_jaxpr
 from jax._src.lax.parallel import axis_index_p
 from jax._src.source_info_util import is_user_filename
+from jax._src.source_info_util import new_source_info
 from jax._src.source_info_util import register_exclusion as exclude_from_sources
 from jax._src.source_info_util import summarize as summarize_source
 from jax._src.tree_util import tracing_registry

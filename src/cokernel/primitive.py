@@ -111,9 +111,10 @@ def used_semaphores(in_avals: Sequence[Any], jaxprs: Sequence[Any]) -> set[int]:
     positions = [
         index
         for index, aval in enumerate(in_avals)
-        if isinstance(aval, _jax.AbstractRef) and isinstance(aval.dtype, _jax.AbstractSemaphoreTy)
+        if isinstance(aval, _jax.AbstractRef)
+        and isinstance(getattr(aval.inner_aval, "dtype", None), _jax.AbstractSemaphoreTy)
     ]
-    used = set()
+    used: set[int] = set()
     for jaxpr in jaxprs:
         operands = {
             atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, _jax.Var)

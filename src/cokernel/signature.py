@@ -146,7 +146,7 @@ class Signature:
                     "place: take it out of input_output_aliases"
                 )
             in_aval, out_aval = self.in_avals[in_index], self.out_avals[out_index]
-            if (in_aval.shape, in_aval.dtype) != (out_aval.shape, out_aval.dtype):
+            if _shape_and_dtype(in_aval) != _shape_and_dtype(out_aval):
                 raise ValueError(
                     f"input_output_aliases of kernel {self.spec.title!r} maps input {in_index} of "
                     f"type {in_aval.str_short()} to output {out_index} of type "
@@ -205,6 +205,11 @@ class Signature:
             else aval
             for leaf, aval in zip(self._out_leaves, self.out_avals, strict=True)
         )
+
+
+def _shape_and_dtype(aval: Any) -> Any:
+    # A type that stands for several arrays has no shape of its own, and is compared as a whole.
+    return (aval.shape, aval.dtype) if isinstance(aval, _jax.ShapedArray) else aval
 
 
 def _positional(tree: Any) -> list[Any]:
@@ -276,6 +281,6 @@ def _to_ref_aval(aval: Any, default_space: Any) -> Any:
         case _ if hasattr(aval, "get_ref_aval"):
             return aval.get_ref_aval()
         case _jax.AbstractValue():
-            return _jax.AbstractRef(aval, memory_space=None)
+            return _jax.AbstractRef(aval, memory_space=default_space)
         case _:
             raise TypeError(f"a kernel cannot take an argument of type {aval!r}")

@@ -6,6 +6,7 @@ from cokernel import _jax
 from cokernel.rules import batching as batching
 from cokernel.rules import dce as dce
 from cokernel.rules import discharge as discharge
+from cokernel.rules import hijax as hijax
 from cokernel.rules import jvp as jvp
 from cokernel.rules import remat as remat
 

@@ -31,6 +31,7 @@ def batch(
     if all(dim is None for dim in dims):
         outs = mpmd_map_p.bind(*args, **params)
         return outs, [None] * len(outs)
+    _check_types(args, dims, params)
     original = params.get("derivative_of")
     if original is not None and _only_tangents_are_batched(args, dims, original):
         return _batch_tangents(axis_data, args, dims, original, params)
@@ -117,6 +118,17 @@ def _check_axis_name(name: Any, params: dict[str, Any]) -> None:
             raise NotImplementedError(
                 f"program {jaxpr.debug_info.func_src_info} uses the axis {name!r} of the "
                 "surrounding vmap: pass `lax.axis_index(...)` to the kernel as an argument"
+            )
+
+
+def _check_types(args: Sequence[Any], dims: Sequence[Any], params: dict[str, Any]) -> None:
+    names = params["jaxprs"][0].debug_info.arg_names
+    for arg, dim, name in zip(args, dims, names, strict=False):
+        aval = jax.typeof(arg)
+        if dim is not None and aval.is_high:
+            raise NotImplementedError(
+                f"kernel {params['name']!r} cannot be batched over {name!r} of type {aval}, which "
+                "stands for several arrays: pass those arrays instead"
             )
 
 

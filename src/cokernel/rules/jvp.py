@@ -4,6 +4,7 @@ Reverse mode would have to run the programs backwards, communication included. W
 the backward kernel and joins the two with `jax.custom_vjp`.
 """
 
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,12 @@ def _jvp_params(
     nonzero_in = [is_differentiable(aval) for aval in in_avals]
     nonzero_out = [is_differentiable(aval) for aval in out_avals]
     names = jaxprs[0].debug_info.arg_names
+    for index, tangent in enumerate(tangents):
+        if not nonzero_in[index] and not isinstance(tangent, _Zero):
+            raise NotImplementedError(
+                f"kernel {params['name']!r} cannot be differentiated by {names[index]!r}, which is "
+                f"of type {in_avals[index]}"
+            )
     for index in written_inputs(in_avals, jaxprs):
         if nonzero_in[index] and isinstance(tangents[index], _Zero):
             raise ValueError(
@@ -146,10 +153,10 @@ def _jvp_program(
 
 def _line_of(error: BaseException) -> str:
     """Says where in the user's program an error arose, if JAX has noted it."""
-    cause = error.__cause__
+    cause: BaseException | None = error.__cause__
     frames = []
     while cause is not None and cause.__traceback__ is not None:
-        trace = cause.__traceback__
+        trace: types.TracebackType | None = cause.__traceback__
         while trace is not None:
             frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
             trace = trace.tb_next
@@ -182,7 +189,7 @@ def linearize(
     zeros = [_jax.ad.p2tz(out) for out in outs]
 
     def linearized(residuals: Sequence[Any], _: None, *tangents: Any) -> list[Any]:
-        new_params, nonzero_in, _ = _jvp_params(in_avals, tangents, params)
+        new_params, nonzero_in, _unused = _jvp_params(in_avals, tangents, params)
         values = _instantiated(residuals, tangents, nonzero_in)
         results = iter(mpmd_map_p.bind(*residuals, *values, **new_params)[len(outs) :])
         return [
