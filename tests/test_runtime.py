@@ -74,11 +74,13 @@ define i1 @stopped(ptr %core) alwaysinline {{
 }}
 """
 
-BEGIN = """
-  %id = call token @llvm.coro.id(i32 0, ptr null, ptr null, ptr null)
+BEGIN = f"""
+  %id = call token @llvm.coro.id(i32 64, ptr null, ptr null, ptr null)
   %size = call i64 @llvm.coro.size.i64()
   %frame = call ptr @cokernel_frame(ptr %core, i64 %size)
   %handle = call ptr @llvm.coro.begin(token %id, ptr %frame)
+  %handle_field = getelementptr i8, ptr %core, i64 {OFFSETS["Core.handle"]}
+  store ptr %handle, ptr %handle_field
 """
 
 END = """
@@ -641,6 +643,26 @@ def test_xla_launches_an_executable_on_its_buffers(register, ffi):
         return ffi(key, x, ffi(key, x, x))
 
     np.testing.assert_array_equal(f(x), np.arange(16) + 2)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_callbacks_run_on_helper_threads_while_xla_runs_the_kernel(register, ffi, workers):
+    seen = []
+
+    def note(core, operands, results):
+        seen.append(core["index"])
+        time.sleep(0.001)
+
+    key = register(
+        "call_back",
+        (16,),
+        callbacks=[{"function": note, "operands": 1, "results": 1}],
+        num_workers=workers,
+        help="always",
+    )
+    x = jnp.zeros(4)
+    jax.block_until_ready(jax.jit(lambda x: ffi(key, x, x))(x))
+    assert sorted(seen) == list(range(16))
 
 
 def test_a_failed_launch_is_an_error_of_jax_and_the_next_one_runs(register, ffi):

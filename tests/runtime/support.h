@@ -54,7 +54,6 @@ void resume(void* frame) {
 template <typename Body>
 void* ramp(Core* core) {
   void* memory = cokernel_frame(core, sizeof(Body));
-  if (memory == nullptr) return nullptr;
   Body* coroutine = new (memory) Body();
   coroutine->resume = resume<Body>;
   coroutine->core = core;

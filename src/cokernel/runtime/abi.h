@@ -53,7 +53,10 @@ struct alignas(64) Core {
 
   // What follows is the runtime's own. Atomic fields are those that a report may read while the
   // core runs; only the worker that runs the core writes them, or the one that wakes it.
-  void* handle;  // The coroutine, once it has its frame.
+  // The coroutine, once it has its frame. Compiled code stores it here as well: LLVM then knows
+  // that others see the frame, and does not move a store into it behind a call that publishes the
+  // core.
+  void* handle;
   union {
     void* (*ramp)(Core*);     // If is_coroutine,
     void (*function)(Core*);  // otherwise.
@@ -116,9 +119,9 @@ int32_t cokernel_barrier_wait(cokernel::Core* core, int32_t site);
 // loops fair.
 void cokernel_yield(cokernel::Core* core, int32_t site);
 
-// The memory of the core's coroutine frame; it lives until the launch ends. Its address must be the
-// handle of the coroutine (llvm.coro.begin returns the memory it is given). Returns null after a
-// failure to allocate, which stops the launch: the ramp must then return.
+// The memory of the core's coroutine frame, aligned to 64 bytes; it lives until the launch ends.
+// Its address must be the handle of the coroutine (llvm.coro.begin returns the memory it is given).
+// Ends the process in the unlikely case that there is no memory for it: a ramp has no way out.
 void* cokernel_frame(cokernel::Core* core, int64_t bytes);
 
 // The program of this core has ended, well or by a failure. The last call a coroutine makes.

@@ -16,7 +16,7 @@ constexpr int32_t kMaxWorkers = 1024;
 
 // What is kept of launches that have ended: so many of one executable, and so many bytes of all.
 constexpr size_t kKeptLaunches = 64;
-constexpr int64_t kKeptBytes = int64_t{512} << 20;
+constexpr int64_t kKeptBytes = int64_t{1} << 30;
 std::atomic<int64_t> kept_bytes{0};
 
 int64_t align64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -118,8 +118,9 @@ Executable::Executable(uint64_t key, ExecutableSpec given) : key(key), spec(std:
 }
 
 Executable::~Executable() {
-  kept_bytes.fetch_sub(block_bytes * static_cast<int64_t>(launches_.size()),
-                       std::memory_order_relaxed);
+  for (const auto& launch : launches_) {
+    kept_bytes.fetch_sub(launch->kept_bytes(), std::memory_order_relaxed);
+  }
 }
 
 std::unique_ptr<Launch> Executable::take_launch() {
@@ -128,7 +129,7 @@ std::unique_ptr<Launch> Executable::take_launch() {
     if (!launches_.empty()) {
       std::unique_ptr<Launch> launch = std::move(launches_.back());
       launches_.pop_back();
-      kept_bytes.fetch_sub(block_bytes, std::memory_order_relaxed);
+      kept_bytes.fetch_sub(launch->kept_bytes(), std::memory_order_relaxed);
       return launch;
     }
   }
@@ -136,11 +137,12 @@ std::unique_ptr<Launch> Executable::take_launch() {
 }
 
 void Executable::give_back(std::unique_ptr<Launch> launch) {
+  const int64_t bytes = launch->kept_bytes();
   std::lock_guard<std::mutex> lock(launches_mutex_);
   if (launches_.size() >= kKeptLaunches) return;
-  const int64_t kept = kept_bytes.fetch_add(block_bytes, std::memory_order_relaxed) + block_bytes;
+  const int64_t kept = kept_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (kept > kKeptBytes) {
-    kept_bytes.fetch_sub(block_bytes, std::memory_order_relaxed);
+    kept_bytes.fetch_sub(bytes, std::memory_order_relaxed);
     return;
   }
   launches_.push_back(std::move(launch));

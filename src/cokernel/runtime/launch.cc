@@ -77,6 +77,12 @@ Launch::~Launch() {
   free_block(block_);
 }
 
+int64_t Launch::kept_bytes() const {
+  return executable.block_bytes + frame_bytes_ + static_cast<int64_t>(sizeof(Launch)) +
+         worker_limit * static_cast<int64_t>(sizeof(Worker)) +
+         executable.barrier_count * static_cast<int64_t>(sizeof(Barrier));
+}
+
 void Launch::prepare(const Buffer* given, int32_t count) {
   stop.store(0, std::memory_order_relaxed);
   over.store(false, std::memory_order_relaxed);
@@ -268,31 +274,20 @@ void Launch::fail_at(Core* core, int32_t site, Failure&& description) {
   request_stop();
 }
 
-void* Launch::allocate_frame(Core* core, int64_t bytes) {
+void Launch::allocate_frame(Core* core, int64_t bytes) noexcept {
   const int64_t rounded = (bytes + 63) / 64 * 64;
   std::lock_guard<SpinLock> lock(frame_lock_);
   if (rounded > frame_left_) {
     const int64_t chunk = std::max(rounded, kFrameChunkBytes);
-    try {
-      frame_chunks_.reserve(frame_chunks_.size() + 1);
-      frame_chunks_.push_back(allocate_block(static_cast<size_t>(chunk)));
-    } catch (const std::bad_alloc&) {
-      core->frame = nullptr;
-      core->frame_bytes = 0;
-      Failure failure;
-      failure.kind = FailureKind::kInternal;
-      failure.text = "out of memory for the frame of a coroutine";
-      fail_at(core, -1, std::move(failure));
-      return nullptr;
-    }
+    frame_chunks_.push_back(allocate_block(static_cast<size_t>(chunk)));
     frame_free_ = frame_chunks_.back();
     frame_left_ = chunk;
+    frame_bytes_ += chunk;
   }
   core->frame = frame_free_;
   core->frame_bytes = rounded;
   frame_free_ += rounded;
   frame_left_ -= rounded;
-  return core->frame;
 }
 
 // Semaphores in memory that outlives the launch must not refer to its cores.

@@ -41,6 +41,9 @@ struct Launch : LaunchHeader {
   // Runs the kernel. False if it failed; `failure` then says why.
   bool run(const Buffer* buffers, int32_t count);
 
+  // The memory it holds between launches.
+  int64_t kept_bytes() const;
+
   // --- What follows is called by workers, the pool, the watchdog and compiled code. ---
 
   // True for the first failure: the caller then fills in `failure` and calls request_stop().
@@ -68,7 +71,8 @@ struct Launch : LaunchHeader {
   // A worker has seen work. Called before it takes it.
   void became_busy() { activity.fetch_add(kBusyAgain, std::memory_order_acq_rel); }
 
-  void* allocate_frame(Core* core, int64_t bytes);
+  // Gives the core memory for its frame, which it keeps for later launches.
+  void allocate_frame(Core* core, int64_t bytes) noexcept;
 
   // `activity` holds the number of busy workers in its lower half, and in its upper half how often
   // a worker has become busy.
@@ -120,6 +124,7 @@ struct Launch : LaunchHeader {
   std::vector<char*> frame_chunks_;
   char* frame_free_ = nullptr;
   int64_t frame_left_ = 0;
+  int64_t frame_bytes_ = 0;
   InstanceUse instances_;
   ExecutableStatistics of_launch_;
 };

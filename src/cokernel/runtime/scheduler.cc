@@ -232,6 +232,10 @@ void Worker::make_ready(Core* core) {
 }
 
 void Worker::consider_help(bool is_wake) {
+  if (launch->worker_limit == 1) {
+    until_check = kNever;
+    return;
+  }
   const int64_t now = now_ns();
   const int64_t since = now - last_check_ns;
   const int32_t events = check_interval;
