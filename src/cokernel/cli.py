@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-DEMO_MODULE = "cokernel.examples.similar_modules"
+DEMO_MODULE = "cokernel.demo"
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def doctor(checks: Sequence[Check] = CHECKS) -> int:
 
 
 def demo(arguments: Sequence[str]) -> int:
-    """Runs the first example with `arguments` and returns its exit status."""
+    """Runs the demo with `arguments` and returns its exit status."""
     example = importlib.import_module(DEMO_MODULE)
     return example.main(arguments)
 

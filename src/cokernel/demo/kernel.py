@@ -107,7 +107,7 @@ def make(num_modules: int, *, forgetful: bool = False, **options: Any) -> Callab
 
     def pool(
         ids_ref, bounds_ref, table_ref, sums_ref, tiles_ref,
-        *, staged, full, empty, bounds, ids, rows, gathered, sums, order, totals, added, ready, **_,
+        *, staged, full, empty, bounds, ids, rows, gathered, sums, order, meeting, added, ready, **_,
     ):  # fmt: skip
         core, subcore = lax.axis_index("core"), lax.axis_index("subcore")
         lane = lax.iota(jnp.int32, LANES)
@@ -129,13 +129,13 @@ def make(num_modules: int, *, forgetful: bool = False, **options: Any) -> Callab
             """Adds what the gather of a turn brings to the sum of a module of this block."""
             gather(turn).wait()
 
-            def add(number, sum_parts):
-                return [x + rows[turn % 2, number, p] for x, p in zip(sum_parts, parts)]  # noqa: B905
+            def add(number, totals):
+                row_parts = (rows[turn % 2, number, part] for part in parts)
+                return [x + y for x, y in zip(totals, row_parts, strict=True)]
 
-            for part, x in zip(  # noqa: B905
-                parts, lax.fori_loop(0, count, add, [sums[row, part] for part in parts])
-            ):
-                sums[row, part] = x
+            totals = lax.fori_loop(0, count, add, [sums[row, part] for part in parts])
+            for part, total in zip(parts, totals, strict=True):
+                sums[row, part] = total
 
         def pool_module(module, state):
             limits = bounds[module]
@@ -154,7 +154,7 @@ def make(num_modules: int, *, forgetful: bool = False, **options: Any) -> Callab
                     window = pl.ds(position * WINDOW, WINDOW)
                     pltpu.sync_copy(staged.at[slot, window], ids.at[turn % 2])
 
-                @pl.when(jnp.logical_not(forgetful and subcore == 5))
+                @pl.when(subcore != 5 if forgetful else True)
                 def _give_back():
                     pl.semaphore_signal(empty.at[slot], 1, device_id={"core": core})
 
@@ -188,7 +188,7 @@ def make(num_modules: int, *, forgetful: bool = False, **options: Any) -> Callab
                     sums[row, part] = jnp.zeros((LANES,), jnp.float32)
 
             share = pl.ds(subcore * SHARE, SHARE)
-            pltpu.sync_copy(sums.at[pl.ds(0, SHARE)], totals.at[share])
+            pltpu.sync_copy(sums.at[pl.ds(0, SHARE)], meeting.at[share])
 
             first = block * BLOCK
             nothing = jnp.int32(0)
@@ -202,9 +202,9 @@ def make(num_modules: int, *, forgetful: bool = False, **options: Any) -> Callab
 
             # Every subcore has a part of each sum. They meet in shared memory.
             plsc.subcore_barrier()
-            pltpu.async_copy(sums, totals.at[order], added, add=True).wait()
+            pltpu.async_copy(sums, meeting.at[order], added, add=True).wait()
             plsc.subcore_barrier()
-            pltpu.sync_copy(totals.at[share], sums_ref.at[pl.ds(first + subcore * SHARE, SHARE)])
+            pltpu.sync_copy(meeting.at[share], sums_ref.at[pl.ds(first + subcore * SHARE, SHARE)])
             pl.semaphore_signal(ready.at[core], 1, device_id={"tensor": 0})
             return chunk_turn, turn
 
@@ -271,7 +271,7 @@ def make(num_modules: int, *, forgetful: bool = False, **options: Any) -> Callab
         scratch_types={
             # Shared by the scalar and the vector subcores of a SparseCore.
             "staged": pltpu.VMEM_SHARED((2, CHUNK), i32),
-            "totals": pltpu.VMEM_SHARED((BLOCK, WIDTH), f32),
+            "meeting": pltpu.VMEM_SHARED((BLOCK, WIDTH), f32),
             # Each scalar subcore's own.
             "limits": pltpu.SMEM((num_modules, LANES), i32) @ scalar_cores,
             "empty": semaphore((2,)) @ scalar_cores,
