@@ -1,4 +1,6 @@
-"""What a rule works with: the program being compiled, the function being built, and what can be done with values."""
+"""What a rule works with: the program being compiled, the function being built, and what can be
+done with values.
+"""
 
 import contextlib
 import dataclasses
@@ -46,7 +48,9 @@ class Program:
 
 
 class Context:
-    """The state that rules share. `function` is the LLVM function that code goes into at the moment."""
+    """The state that rules share. `function` is the LLVM function that code goes into at the
+    moment.
+    """
 
     def __init__(self, kernel: Any, program: Program, function: FunctionBuilder):
         self.kernel = kernel
@@ -61,7 +65,9 @@ class Context:
     # Places in the user's program.
 
     def site(self, operation: str, name: str = "", **details: Any) -> ir.Constant:
-        """The number by which the runtime refers to the current source line and to the Ref called `name`."""
+        """The number by which the runtime refers to the current source line and to the Ref called
+        `name`.
+        """
         program = self.program
         site = Site(
             program.name, program.index, operation, name, self.line, tuple(sorted(details.items()))
@@ -89,7 +95,9 @@ class Context:
         return self.kernel.operand_address(self.function, number)
 
     def axis_coordinate(self, axis: Any) -> ir.Value:
-        """This core's position on an axis of its mesh, or the device's on an axis around the kernel; an i32."""
+        """This core's position on an axis of its mesh, or the device's on an axis around the
+        kernel; an i32.
+        """
         function = self.function
         if isinstance(axis, tuple | list):
             sizes = [self.axis_size(name) for name in axis]
@@ -147,7 +155,9 @@ class Context:
         return pack(self.function, value)
 
     def index(self, value: Value) -> Index:
-        """An integer scalar as an index: an int where it is constant, else sign- or zero-extended to i64."""
+        """An integer scalar as an index: an int where it is constant, else sign- or zero-extended
+        to i64.
+        """
         register = self.scalar(value)
         if isinstance(register, ir.Constant) and isinstance(register.constant, int):
             return register.constant
@@ -178,14 +188,17 @@ class Context:
         return buffer
 
     def keep(self, value: Value) -> Value:
-        """The value in a form that no later write to a Ref can change, and that costs nothing to use again."""
+        """The value in a form that no later write to a Ref can change, and that costs nothing to
+        use again.
+        """
         if isinstance(value, Scalar | Packed) or (isinstance(value, Buffer) and value.root is None):
             return value
         return self.copy(value)
 
     def store(self, target: Buffer, value: Value, *, is_fresh: bool = False) -> None:
-        """Writes a value to memory of the same shape. Unless `is_fresh`, the value may read the target, though only each
-        element at its own place."""
+        """Writes a value to memory of the same shape. Unless `is_fresh`, the value may read the
+        target, though only each element at its own place.
+        """
         if target.size == 0:
             return
         if isinstance(value, Scalar | Packed):
@@ -243,7 +256,9 @@ class Context:
             self.function = outer
 
     def check(self, condition: ir.Value, record: Callable[[], None]) -> None:
-        """Leaves the program unless `condition` holds, after `record` has emitted the call that says why."""
+        """Leaves the program unless `condition` holds, after `record` has emitted the call that
+        says why.
+        """
         if isinstance(condition, ir.Constant) and condition.type == i1 and condition.constant:
             return
         self.function.check(condition, record)

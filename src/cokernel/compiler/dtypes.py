@@ -29,7 +29,8 @@ class Kind(enum.Enum):
     SIGNED = "signed"
     UNSIGNED = "unsigned"
     FLOAT = "float"
-    # A float that LLVM has no portable arithmetic for: its bits live in an integer, and arithmetic goes through float32.
+    # A float that LLVM has no portable arithmetic for: its bits live in an integer, and arithmetic
+    # goes through float32.
     BITS_FLOAT = "bits float"
     COMPLEX = "complex"
 

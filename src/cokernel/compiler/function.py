@@ -1,4 +1,6 @@
-"""One LLVM function under construction: its builder, loops, index arithmetic, intrinsics, and how it is left early."""
+"""One LLVM function under construction: its builder, loops, index arithmetic, intrinsics, and how
+it is left early.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +10,8 @@ from llvmlite import ir
 from cokernel.compiler import dtypes
 from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
 
-# An index or extent: a Python int while it is known at compile time, else an i64 in the function being built.
+# An index or extent: a Python int while it is known at compile time, else an i64 in the function
+# being built.
 Index = int | ir.Value
 
 
@@ -43,8 +46,9 @@ def type_suffix(kind: ir.Type) -> str:
 class FunctionBuilder:
     """Builds one function of the kernel's module. Its first parameter is always the core.
 
-    `can_suspend` tells a coroutine from a function that runs to its end. A function that fails leaves through `failure()`:
-    a coroutine finishes its core, any other function returns a true flag in front of its results.
+    `can_suspend` tells a coroutine from a function that runs to its end. A function that fails
+    leaves through `failure()`: a coroutine finishes its core, any other function returns a true
+    flag in front of its results.
     """
 
     def __init__(
@@ -77,7 +81,8 @@ class FunctionBuilder:
         else:
             self.function.linkage = "internal"
             self.function.attributes.add("noinline")
-        # Kept apart from the code: what every part of the function may use lives here and dominates it all.
+        # Kept apart from the code: what every part of the function may use lives here and dominates
+        # it all.
         self.entry = self.function.append_basic_block("entry")
         self.entry_builder = ir.IRBuilder(self.entry)
         self.builder = ir.IRBuilder(self.function.append_basic_block("body"))
@@ -119,7 +124,9 @@ class FunctionBuilder:
         return self._failure_block
 
     def finish(self, results: Sequence[ir.Value] = ()) -> ir.Function:
-        """Ends the function: returns the results, or for a program reports that the core has finished."""
+        """Ends the function: returns the results, or for a program reports that the core has
+        finished.
+        """
         if self.is_program:
             self._emit_finish(self.builder)
         else:
@@ -156,7 +163,8 @@ class FunctionBuilder:
         self._handle = builder.call(
             self.external("llvm.coro.begin", pointer, [token, pointer]), [identity, frame]
         )
-        # See Core::handle: the store is what keeps spills in front of the calls that publish the core.
+        # See Core::handle: the store is what keeps spills in front of the calls that publish the
+        # core.
         builder.store(self._handle, self.field(self.core, "Core.handle", builder))
 
     def _coroutine_end(self) -> ir.Block:
@@ -171,9 +179,11 @@ class FunctionBuilder:
         return self._end_block
 
     def suspend_unless(self, emit_call: Callable[[], ir.Value | None]) -> None:
-        """Emits a call that may publish the core as a waiter, and suspends if it returned 0 (or returns nothing).
+        """Emits a call that may publish the core as a waiter, and suspends if it returned 0 (or
+        returns nothing).
 
-        The resume point is saved in front of the call, because another worker may resume the core while the call returns.
+        The resume point is saved in front of the call, because another worker may resume the core
+        while the call returns.
         """
         builder = self.builder
         saved = builder.call(self.external("llvm.coro.save", token, [pointer]), [self._handle])
@@ -216,7 +226,9 @@ class FunctionBuilder:
         *,
         overloads: Sequence[ir.Type] | None = None,
     ) -> ir.Value:
-        """Calls an overloaded LLVM intrinsic; it is overloaded on the result's type unless `overloads` says otherwise."""
+        """Calls an overloaded LLVM intrinsic; it is overloaded on the result's type unless
+        `overloads` says otherwise.
+        """
         suffixes = [type_suffix(kind) for kind in ([result] if overloads is None else overloads)]
         return self.call_external(".".join([name, *suffixes]), result, arguments)
 
@@ -236,7 +248,9 @@ class FunctionBuilder:
         return self.advance(base, self.offsets[name], builder)
 
     def core_field(self, name: str, kind: ir.Type) -> ir.Value:
-        """A field of this core that stays the same during a launch, loaded once at the entry of the function."""
+        """A field of this core that stays the same during a launch, loaded once at the entry of the
+        function.
+        """
         return self.at_entry(
             name,
             lambda builder: self.load_invariant(
@@ -330,7 +344,9 @@ class FunctionBuilder:
     # Control flow.
 
     def check(self, condition: ir.Value, on_failure: Callable[[], None]) -> None:
-        """Leaves the function unless `condition` holds; `on_failure` emits what records the failure."""
+        """Leaves the function unless `condition` holds; `on_failure` emits what records the
+        failure.
+        """
         builder = self.builder
         bad = self.function.append_basic_block("check_failed")
         good = self.function.append_basic_block("check_passed")
@@ -341,7 +357,9 @@ class FunctionBuilder:
         builder.position_at_end(good)
 
     def stop_check(self) -> None:
-        """Leaves the function if the launch has been told to stop (time limit, Ctrl-C, another core's failure)."""
+        """Leaves the function if the launch has been told to stop (time limit, Ctrl-C, another
+        core's failure).
+        """
         launch = self.core_field("Core.launch", pointer)
         flag = self.at_entry("stop", lambda builder: self.field(launch, "Launch.stop", builder))
         # An atomic load, so that LLVM reads the flag afresh each time round a loop.
@@ -409,7 +427,9 @@ class FunctionBuilder:
 
     @contextlib.contextmanager
     def nest(self, shape: Sequence[Index]) -> Iterator[list[Index]]:
-        """A nest of loops over all points of a box, last dimension innermost; dimensions of extent one get no loop."""
+        """A nest of loops over all points of a box, last dimension innermost; dimensions of extent
+        one get no loop.
+        """
         with contextlib.ExitStack() as stack:
             index: list[Index] = []
             for extent in shape:
@@ -422,7 +442,9 @@ class FunctionBuilder:
 
 
 class Loop:
-    """The inside of a counted loop: the counter, what it carries, and what the body hands to the next iteration."""
+    """The inside of a counted loop: the counter, what it carries, and what the body hands to the
+    next iteration.
+    """
 
     def __init__(self, counter: ir.Value, carry: list[ir.Value]):
         self.counter = counter
@@ -431,13 +453,16 @@ class Loop:
 
 
 class ElementBuilder:
-    """Emits arithmetic on one element, or on `count` elements at once: rules are written once for both."""
+    """Emits arithmetic on one element, or on `count` elements at once: rules are written once for
+    both.
+    """
 
     def __init__(self, function: FunctionBuilder, count: int = 1):
         self.function = function
         self.builder = function.builder
         self.count = count
-        # Elements of shared subexpressions, so that a value used twice at the same index is computed once.
+        # Elements of shared subexpressions, so that a value used twice at the same index is
+        # computed once.
         self.memo: dict[object, ir.Value] = {}
 
     def type(self, scalar: ir.Type) -> ir.Type:

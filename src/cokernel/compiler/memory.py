@@ -1,4 +1,6 @@
-"""The static plan of a core's private memory and of the memory that cores share: offsets are chosen while code is emitted."""
+"""The static plan of a core's private memory and of the memory that cores share: offsets are chosen
+while code is emitted.
+"""
 
 import bisect
 
@@ -13,8 +15,9 @@ def round_up(size: int, alignment: int = ALIGNMENT) -> int:
 class Allocation:
     """A range of bytes in an arena, given back when the last Python reference to it goes.
 
-    Code is emitted in the order it runs, so a value that no Python object holds any more is a value that no code emitted
-    later can read. Whoever uses a pointer into an allocation must hold the allocation until the use has been emitted.
+    Code is emitted in the order it runs, so a value that no Python object holds any more is a value
+    that no code emitted later can read. Whoever uses a pointer into an allocation must hold the
+    allocation until the use has been emitted.
     """
 
     def __init__(self, arena: "Arena", offset: int, size: int):
@@ -27,7 +30,9 @@ class Allocation:
 
 
 class Arena:
-    """Plans a block of memory first-fit, in units of cache lines; `size` is the block that the finished plan needs."""
+    """Plans a block of memory first-fit, in units of cache lines; `size` is the block that the
+    finished plan needs.
+    """
 
     def __init__(self) -> None:
         self.size = 0

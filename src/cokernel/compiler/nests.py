@@ -1,5 +1,6 @@
-"""Loop nests over large arrays: each becomes a function of its own, because LLVM's time grows with the square of the loops
-in one function."""
+"""Loop nests over large arrays: each becomes a function of its own, because LLVM's time grows with
+the square of the loops in one function.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from llvmlite import ir
 
+from cokernel.compiler import dtypes
+from cokernel.compiler.dtypes import i1, i8, i64, pointer, void
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.values import Buffer, Expression, Scalar, Value, row_major, store_element
 
@@ -17,8 +20,9 @@ Body = Callable[[ElementBuilder, Sequence[Index], Buffer, Value], None]
 
 
 def store_nest(context: "Context", target: Buffer, value: Value, *, is_fresh: bool) -> None:
-    """Stores every element of `value` to `target` in a nest of its own. `is_fresh`: nothing that `value` reads overlaps
-    the target, so LLVM may vectorise without checking."""
+    """Stores every element of `value` to `target` in a nest of its own. `is_fresh`: nothing that
+    `value` reads overlaps the target, so LLVM may vectorise without checking.
+    """
 
     def body(builder: ElementBuilder, index: Sequence[Index], out: Buffer, source: Value) -> None:
         register = source.element(builder, index)
@@ -54,7 +58,9 @@ def nest(
 
 
 def collapse(target: Buffer, value: Value) -> tuple[Buffer, Value]:
-    """Merges dimensions that every operand walks through without a jump, so that the innermost loop is long."""
+    """Merges dimensions that every operand walks through without a jump, so that the innermost loop
+    is long.
+    """
     buffers = _plain_operands(value, target.shape)
     if buffers is None:
         return target, value
@@ -65,7 +71,9 @@ def collapse(target: Buffer, value: Value) -> tuple[Buffer, Value]:
 
 
 def _plain_operands(value: Value, shape: Sequence[int]) -> list[Buffer] | None:
-    """The buffers read by a tree of elementwise expressions, or None where an index is changed on the way."""
+    """The buffers read by a tree of elementwise expressions, or None where an index is changed on
+    the way.
+    """
     if isinstance(value, Scalar):
         return []
     if isinstance(value, Buffer):
@@ -115,8 +123,6 @@ def _product(numbers) -> int:
 
 def copy_dense(function: FunctionBuilder, target: ir.Value, source: ir.Value, size: Index) -> None:
     """Copies `size` bytes between blocks that do not overlap."""
-    from cokernel.compiler.dtypes import i1, pointer, void
-
     arguments = [target, source, function.index(size), ir.Constant(i1, 0)]
     callee = function.external(
         "llvm.memcpy.p0.p0.i64", void, [pointer, pointer, arguments[2].type, i1]
@@ -126,10 +132,21 @@ def copy_dense(function: FunctionBuilder, target: ir.Value, source: ir.Value, si
 
 def dense_buffer(context: "Context", shape: Sequence[int], dtype) -> Buffer:
     """Room for a temporary array in the core's arena."""
-    from cokernel.compiler import dtypes
-
     shape = tuple(shape)
     owner = context.program.arena.allocate(_product(shape) * dtypes.itemsize(dtype))
     return Buffer(
         shape, dtype, context.private_address(owner.offset), row_major(shape), owner=owner
     )
+
+
+def fill_zero(context: "Context", address: ir.Value, size: Index) -> None:
+    """Clears a block of memory."""
+    function = context.function
+    arguments = [
+        address,
+        ir.Constant(i8, 0),
+        function.index(size),
+        ir.Constant(i1, 0),
+    ]
+    callee = function.external("llvm.memset.p0.i64", void, [pointer, i8, i64, i1])
+    function.builder.call(callee, arguments)

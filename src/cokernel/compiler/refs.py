@@ -1,4 +1,6 @@
-"""Refs while a program is compiled: where each lives, what its transforms select, and the checks that keep it in bounds."""
+"""Refs while a program is compiled: where each lives, what its transforms select, and the checks
+that keep it in bounds.
+"""
 
 import dataclasses
 import enum
@@ -8,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.pallas import tpu_sc as plsc
 from llvmlite import ir
 
 from cokernel import _jax
@@ -58,7 +61,8 @@ class RefValue:
     offset: int
     # The program whose cores own the instances, for PRIVATE and INSTANCES.
     program: int | None = None
-    # The mesh whose cores own the instances; it may have no program in this kernel (INSTANCES only).
+    # The mesh whose cores own the instances; it may have no program in this kernel (INSTANCES
+    # only).
     mesh: Any = None
     # What keeps a scoped allocation reserved.
     owner: object = None
@@ -111,14 +115,19 @@ class RefValue:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IndexArrays:
-    """Dimensions picked by arrays of indices: element i of the new dimensions lies at the sum of array[i] times stride."""
+    """Dimensions picked by arrays of indices: element i of the new dimensions lies at the sum of
+    array[i] times stride.
+    """
 
-    # Where the new dimensions stand among those of the view, and their shape: ints, but for DMAs of dynamic size.
+    # Where the new dimensions stand among those of the view, and their shape: ints, but for DMAs of
+    # dynamic size.
     position: int
     shape: tuple[Index, ...]
-    # Values; for a DMA, which reads and checks the indices itself, also the Views of Refs that hold indices.
+    # Values; for a DMA, which reads and checks the indices itself, also the Views of Refs that hold
+    # indices.
     arrays: tuple[Any, ...]
-    # For each array the stride in bytes, the number of the dimension it indexes, and the extent of that.
+    # For each array the stride in bytes, the number of the dimension it indexes, and the extent of
+    # that.
     strides: tuple[int, ...]
     dimensions: tuple[int, ...]
     extents: tuple[Index, ...]
@@ -128,8 +137,10 @@ class IndexArrays:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
-    """Part of a Ref: what is left of it after its transforms. Strides are in bytes. Extents are ints, but for DMAs of dynamic
-    size. Where `indices` is given, `shape` and `strides` describe the other dimensions only."""
+    """Part of a Ref: what is left of it after its transforms. Strides are in bytes. Extents are
+    ints, but for DMAs of dynamic size. Where `indices` is given, `shape` and `strides` describe the
+    other dimensions only.
+    """
 
     ref: RefValue
     address: ir.Value
@@ -175,8 +186,10 @@ def resolve(
     at: ir.Value | None = None,
     is_dma: bool = False,
 ) -> View:
-    """What `transforms` select of a Ref, with every dynamic index checked. `at` is the base address of the instance, this
-    core's own if None. With `is_dma` arrays of indices are neither read nor checked here."""
+    """What `transforms` select of a Ref, with every dynamic index checked. `at` is the base address
+    of the instance, this core's own if None. With `is_dma` arrays of indices are neither read nor
+    checked here.
+    """
     if isinstance(ref, _jax.TransformedRef):
         transforms = (*ref.transforms, *transforms)
         return resolve(context, ref.ref, transforms, operation, at=at, is_dma=is_dma)
@@ -231,7 +244,8 @@ def _bitcast(context: Context, view: View, dtype: Any) -> View:
     old, new = dtypes.itemsize(view.dtype), dtypes.itemsize(dtype)
     if old == new:
         return dataclasses.replace(view, dtype=np.dtype(dtype))
-    # Pallas packs along the second minor dimension, which in row-major memory is contiguous only if the minor one is 1 or absent.
+    # Pallas packs along the second minor dimension, which in row-major memory is contiguous only if
+    # the minor one is 1 or absent.
     if len(view.shape) != 1 or view.strides[0] != old:
         raise NotImplementedError(
             f"{context.describe()}: bitcast of {view.ref.name!r} from {view.dtype} to {dtype} "
@@ -243,11 +257,19 @@ def _bitcast(context: Context, view: View, dtype: Any) -> View:
 
 
 def _subcore_slice(context: Context, view: View) -> View:
+    """The part of a Ref in shared memory that is this subcore's own: the minor dimension is split
+    among the subcores of the chip, whether the mesh uses all of them or not.
+    """
+    mesh = context.program.mesh
+    if not isinstance(mesh, _jax.VectorSubcoreMesh):
+        raise ValueError(
+            f"{context.describe()}: only a vector subcore has a part of its own in {view.ref.name!r}, and this program runs "
+            f"on {mesh}"
+        )
     function = context.function
     *_, minor = view.shape
-    subcores = context.program.subcore_count
-    part = minor // subcores
-    subcore = function.builder.sext(context.axis_coordinate(context.program.subcore_axis), i64)
+    part = minor // plsc.get_sparse_core_info().num_subcores
+    subcore = function.builder.sext(context.axis_coordinate(mesh.subcore_axis_name), i64)
     offset = function.multiply(subcore, part * view.strides[-1])
     return dataclasses.replace(
         view, address=function.advance(view.address, offset), extents=(*view.extents[:-1], part)
@@ -301,7 +323,8 @@ def _index(
             view, address=address, extents=tuple(extents), strides=tuple(strides)
         )
     shape = _broadcast_extents(arrays)
-    # NumPy's rule, as JAX has it: indices that stand together leave their dimensions in place, others go to the front.
+    # NumPy's rule, as JAX has it: indices that stand together leave their dimensions in place,
+    # others go to the front.
     kinds = [not isinstance(index, _jax.Slice) for index in indexer.indices]
     first = kinds.index(True)
     together = all(kinds[first : first + sum(kinds)])
@@ -369,7 +392,9 @@ def _check_slice(
     extent: Index,
     operation: str,
 ) -> None:
-    """Makes the program fail unless `size` elements from `start`, `step` apart, lie within the extent."""
+    """Makes the program fail unless `size` elements from `start`, `step` apart, lie within the
+    extent.
+    """
     function = context.function
     if isinstance(start, int) and isinstance(size, int) and isinstance(extent, int):
         if start >= 0 and size >= 0 and (size == 0 or start + (size - 1) * step < extent):
@@ -490,7 +515,9 @@ def _widen_index(function: FunctionBuilder, register: ir.Value, dtype: Any) -> i
 
 
 def read(context: Context, view: View) -> Value:
-    """The contents of a view. Small ones are loaded at once; large ones stay in place until something would change them."""
+    """The contents of a view. Small ones are loaded at once; large ones stay in place until
+    something would change them.
+    """
     if view.indices is None:
         buffer = view.buffer()
         if not buffer.shape or is_small(buffer.shape, buffer.dtype):
@@ -571,7 +598,9 @@ def accumulate(context: Context, view: View, value: Value, add: Any) -> None:
 
 
 def _write_picked(context: Context, view: View, value: Value, add: Any) -> None:
-    """Stores through index arrays, element by element in order, so that of equal indices the last one wins and sums add up."""
+    """Stores through index arrays, element by element in order, so that of equal indices the last
+    one wins and sums add up.
+    """
     indices = view.indices
     assert indices is not None
     base = view.buffer()

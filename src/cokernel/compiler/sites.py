@@ -1,4 +1,6 @@
-"""The places of the user's program that can block or fail, numbered for the runtime and spelt out in reports."""
+"""The places of the user's program that can block or fail, numbered for the runtime and spelt out
+in reports.
+"""
 
 import dataclasses
 from typing import Any
@@ -23,12 +25,14 @@ class Site:
     # The name of the program, and its number among those of the kernel, since names may repeat.
     program: str
     program_number: int
-    # What the program does there, as the user would say it: "semaphore_wait", "dma_wait", "read", "write", ...
+    # What the program does there, as the user would say it: "semaphore_wait", "dma_wait", "read",
+    # "write", ...
     operation: str
     # The Ref or semaphore, as the user named it.
     name: str
     line: SourceLine | None
-    # Whatever else a report wants, as sorted pairs: shape, number of DMA bytes, which semaphores are signalled.
+    # Whatever else a report wants, as sorted pairs: shape, number of DMA bytes, which semaphores
+    # are signalled.
     details: tuple[tuple[str, Any], ...] = ()
 
 

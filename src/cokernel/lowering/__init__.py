@@ -44,7 +44,9 @@ def lower(platforms: Sequence[str], ctx: Any, *operands: Any, **params: Any) -> 
 
 
 def register_call_targets() -> None:
-    """Tells JAX of the runtime's custom call, so that programs exported by another process run too. Starts no backend."""
+    """Tells JAX of the runtime's custom call, so that programs exported by another process run too.
+    Starts no backend.
+    """
     from cokernel import _runtime
 
     def load(key: int, text: str) -> None:

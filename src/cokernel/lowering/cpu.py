@@ -35,7 +35,8 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     rule = jax.ffi.ffi_lowering(
         CPU_CALL_TARGET,
         operand_output_aliases=dict(params["input_output_aliases"]),
-        # XLA makes a call with side effects dearer, so only a kernel that prints, calls back or communicates is one.
+        # XLA makes a call with side effects dearer, so only a kernel that prints, calls back or
+        # communicates is one.
         has_side_effect=options.has_side_effects or _has_side_effects(ctx, params),
     )
     signed = key - (1 << 64) if key >= 1 << 63 else key

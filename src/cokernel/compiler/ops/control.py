@@ -9,11 +9,18 @@ from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler import dtypes, nests
+from cokernel.compiler.analysis import (
+    argument_names,
+    equation_may_suspend,
+    inner_jaxprs,
+    is_polling,
+    may_suspend,
+)
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i32, i64, void
 from cokernel.compiler.function import Index
 from cokernel.compiler.ops.registry import rule
-from cokernel.compiler.program import equation_may_suspend, is_polling, lower_jaxpr, may_suspend
+from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.refs import RefValue
 from cokernel.compiler.values import (
     Buffer,
@@ -28,7 +35,8 @@ from cokernel.compiler.values import (
 
 # How many loops one function may hold: LLVM's time grows with their square.
 LOOPS_IN_A_FUNCTION = 4
-# A loop of fewer iterations, without another loop inside, does not look whether the launch has been stopped.
+# A loop of fewer iterations, without another loop inside, does not look whether the launch has been
+# stopped.
 UNWATCHED_ITERATIONS = 4096
 # After so many iterations a polling loop lets the other cores run.
 POLLS_BEFORE_YIELD = 64
@@ -46,8 +54,8 @@ def _call(context: Context, eqn: Any, *operands: Any) -> list[Any]:
     return lower_jaxpr(context, body, operands)
 
 
-# Carried values. A small one is a register that a phi carries; a large one lives in memory, and the loop carries the address of
-# its current contents and of the room for the next.
+# Carried values. A small one is a register that a phi carries; a large one lives in memory, and the
+# loop carries the address of its current contents and of the room for the next.
 
 
 @dataclasses.dataclass
@@ -62,7 +70,9 @@ class Carried:
     def start(
         self, context: Context, values: Sequence[Value]
     ) -> tuple[list[ir.Value], list[Buffer]]:
-        """The registers to carry at first, and the buffers that must stay allocated during the loop."""
+        """The registers to carry at first, and the buffers that must stay allocated during the
+        loop.
+        """
         registers: list[ir.Value] = []
         buffers: list[Buffer] = []
         for aval, value in zip(self.avals, values, strict=True):
@@ -99,7 +109,9 @@ class Carried:
         current: Sequence[Value],
         results: Sequence[Value],
     ) -> list[ir.Value]:
-        """The registers for the next iteration: new contents go to the room, and room and current change places."""
+        """The registers for the next iteration: new contents go to the room, and room and current
+        change places.
+        """
         incoming = iter(registers)
         following: list[ir.Value] = []
         for aval, before, result in zip(self.avals, current, results, strict=True):
@@ -135,7 +147,9 @@ def outlined(
     result_types: Sequence[ir.Type],
     build: Callable[[list[Any]], Sequence[ir.Value]],
 ) -> list[ir.Value]:
-    """Emits `build(operands)` as a function of its own and a call of it; returns the registers that `build` returned."""
+    """Emits `build(operands)` as a function of its own and a call of it; returns the registers that
+    `build` returned.
+    """
     leaves = [
         leaf for operand in operands if isinstance(operand, Value) for leaf in operand.leaves()
     ]
@@ -157,7 +171,7 @@ def passable(context: Context, operands: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _run_loop(
+def run_loop(
     context: Context,
     eqn: Any,
     operands: Sequence[Any],
@@ -165,8 +179,9 @@ def _run_loop(
     initial: Sequence[Value],
     emit: Callable[[list[Any], list[ir.Value], list[Buffer]], list[ir.Value]],
 ) -> list[Value]:
-    """Runs a loop in place or in a function of its own. `emit(operands, registers, buffers)` emits the loop and returns the
-    registers carried last."""
+    """Runs a loop in place or in a function of its own. `emit(operands, registers, buffers)` emits
+    the loop and returns the registers carried last.
+    """
     registers, buffers = carried.start(context, initial)
     operands = passable(context, operands)
     in_place = equation_may_suspend(eqn) or (
@@ -233,7 +248,7 @@ def _scan(context: Context, eqn: Any, *operands: Any) -> list[Value]:
                 context.function.stop_check()
         return loop.carry
 
-    final = _run_loop(context, eqn, [*constants, *sequences, *stacked], carried, initial, emit)
+    final = run_loop(context, eqn, [*constants, *sequences, *stacked], carried, initial, emit)
     return [*final, *(_settled(context, buffer) for buffer in stacked)]
 
 
@@ -256,8 +271,6 @@ def _settled(context: Context, buffer: Buffer) -> Value:
 
 
 def _has_loop(jaxpr: Any) -> bool:
-    from cokernel.compiler.program import inner_jaxprs
-
     return any(
         eqn.primitive in (_jax.scan_p, _jax.while_p, _jax.sc_primitives.parallel_loop_p)
         or any(map(_has_loop, inner_jaxprs(eqn)))
@@ -305,11 +318,13 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         builder.position_at_end(done)
         return carry
 
-    return _run_loop(context, eqn, constants, carried, initial, emit)
+    return run_loop(context, eqn, constants, carried, initial, emit)
 
 
 def _yield_sometimes(context: Context, counter: ir.Value) -> ir.Value:
-    """Lets other cores run after every so many iterations of a loop that polls memory; returns the next count."""
+    """Lets other cores run after every so many iterations of a loop that polls memory; returns the
+    next count.
+    """
     function, builder = context.function, context.builder
     following = builder.add(counter, ir.Constant(i64, 1))
     is_time = builder.icmp_unsigned(
@@ -400,7 +415,7 @@ def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     body = eqn.params["jaxpr"]
     names = _jax_names(body)
     refs = [
-        context.kernel.allocate_scoped(context, variable.aval, name)
+        context.kernel.layout.allocate_scoped(context, variable.aval, name)
         for variable, name in zip(body.invars, names, strict=True)
     ]
     results = lower_jaxpr(context, body, refs, constants=operands)
@@ -410,15 +425,13 @@ def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
 
 
 def _jax_names(body: Any) -> list[str]:
-    from cokernel.compiler.program import argument_names
-
     return argument_names(body, len(body.invars), "scoped")
 
 
 @rule(_jax.empty_ref_p)
 def _empty_ref(context: Context, eqn: Any) -> RefValue:
     [result] = eqn.outvars
-    return context.kernel.allocate_scoped(context, result.aval, "empty_ref")
+    return context.kernel.layout.allocate_scoped(context, result.aval, "empty_ref")
 
 
 @rule(_jax.ref_p)
@@ -426,7 +439,7 @@ def _new_ref(context: Context, eqn: Any, initial: Value) -> RefValue:
     from cokernel.compiler.refs import resolve, write
 
     [result] = eqn.outvars
-    ref = context.kernel.allocate_scoped(context, result.aval, "new_ref")
+    ref = context.kernel.layout.allocate_scoped(context, result.aval, "new_ref")
     write(context, resolve(context, ref, (), "write"), initial)
     return ref
 

@@ -20,7 +20,7 @@ from cokernel.compiler.refs import RefValue, read, resolve
 from cokernel.compiler.values import Value
 
 
-class CheckFailed(Exception):  # noqa: N818 - what the user sees is the word, not the class
+class CheckFailed(Exception):
     """A check inside a kernel did not hold."""
 
 

@@ -12,15 +12,17 @@ from cokernel.compiler.function import ElementBuilder, Index
 from cokernel.compiler.values import Expression, Packed, Scalar, Value, is_small, make_packed
 from cokernel.compiler.views import broadcast, take_view
 
-# A rule takes the context, the equation, and its operands in order (Values, or RefValues for Refs), and returns the results: one,
-# a sequence of them, or None where the equation has none.
+# A rule takes the context, the equation, and its operands in order (Values, or RefValues for Refs),
+# and returns the results: one, a sequence of them, or None where the equation has none.
 Rule = Callable[..., Any]
 
 RULES: dict[Any, Rule] = {}
 
 
 def rule(*primitives: Any) -> Callable[[Rule], Rule]:
-    """Registers a function as the rule of primitives. Keyed by the primitive object, since names are not unique."""
+    """Registers a function as the rule of primitives. Keyed by the primitive object, since names
+    are not unique.
+    """
 
     def register(function: Rule) -> Rule:
         for primitive in primitives:
@@ -44,12 +46,15 @@ class Operation:
 # Emits one element, or as many as the builder has lanes, from registers of the same width.
 ElementRule = Callable[..., ir.Value]
 
-# The rules of elementwise primitives, for other rules that need one of them, such as a reduction its addition.
+# The rules of elementwise primitives, for other rules that need one of them, such as a reduction
+# its addition.
 ELEMENT_RULES: dict[Any, ElementRule] = {}
 
 
 def elementwise(*primitives: Any) -> Callable[[ElementRule], ElementRule]:
-    """Registers `function(builder, operation, *registers) -> register` as the rule of elementwise primitives."""
+    """Registers `function(builder, operation, *registers) -> register` as the rule of elementwise
+    primitives.
+    """
 
     def register(function: ElementRule) -> ElementRule:
         def whole(context: Context, eqn: Any, *operands: Value) -> Value:
@@ -69,8 +74,10 @@ def apply_elementwise(
     aval: Any,
     operands: Sequence[Value],
 ) -> Value:
-    """The value of an elementwise operation: computed now if it is small, else an expression. Operands have the shape of the
-    result, or one that broadcasts to it: that of a scalar, or with extents of one."""
+    """The value of an elementwise operation: computed now if it is small, else an expression.
+    Operands have the shape of the result, or one that broadcasts to it: that of a scalar, or with
+    extents of one.
+    """
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     operands = [
         operand
@@ -85,7 +92,8 @@ def apply_elementwise(
         builder = ElementBuilder(context.function, count)
         register = emit(builder, operation, *(builder.splat(register) for register in registers))
         return make_packed(shape, dtype, register)
-    # Packed operands of a large result can only differ from it in dtype, so they are of its shape and must be in memory.
+    # Packed operands of a large result can only differ from it in dtype, so they are of its shape
+    # and must be in memory.
     prepared = tuple(
         context.materialise(operand) if isinstance(operand, Packed) and operand.shape else operand
         for operand in operands

@@ -70,7 +70,7 @@ def semaphore_at(
 ) -> SemaphoreAt:
     """The semaphore that a Ref and its transforms select, on the core that `device_id` names or on this one."""
     root, inner = root_of(ref)
-    root = context.kernel.barrier_semaphore_of(context.program.index, root, device_id)
+    root = context.kernel.layout.barrier_semaphore_of(context.program.index, root, device_id)
     transforms = (*inner, *transforms)
     name = written_name(root, transforms)
     target = find_target(
@@ -241,7 +241,7 @@ def _subcore_barrier(context: Context, eqn: Any) -> None:
 @rule(_jax.tpu_primitives.get_barrier_semaphore_p)
 def _get_barrier_semaphore(context: Context, eqn: Any) -> RefValue:
     [result] = eqn.outvars
-    return context.kernel.barrier_semaphore(context.program.index, eqn.params["tag"], result.aval)
+    return context.kernel.layout.barrier_semaphore(context.program.index, eqn.params["tag"], result.aval)
 
 
 @rule(_jax.pallas_primitives.delay_p)

@@ -1,0 +1,143 @@
+"""What a jaxpr tells about a program before any code is emitted: where it may block, what it
+allocates and reaches.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from cokernel import _jax
+from cokernel.compiler import dtypes
+
+# Primitives at which a core can block, or must let others run.
+SUSPENDING = frozenset(
+    {
+        _jax.pallas_primitives.semaphore_wait_p,
+        _jax.pallas_primitives.semaphore_read_p,
+        _jax.tpu_primitives.dma_wait_p,
+        _jax.sc_primitives.barrier_p,
+    }
+)
+
+
+def inner_jaxprs(eqn: Any) -> Iterable[Any]:
+    """The jaxprs among an equation's parameters."""
+    for parameter in eqn.params.values():
+        for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
+            if isinstance(item, _jax.Jaxpr):
+                yield item
+
+
+def may_suspend(jaxpr: Any) -> bool:
+    """Whether running the jaxpr can suspend the core."""
+    return any(equation_may_suspend(eqn) for eqn in jaxpr.eqns)
+
+
+def equation_may_suspend(eqn: Any) -> bool:
+    """Whether an equation can suspend the core, itself or in a jaxpr it runs."""
+    return (
+        eqn.primitive in SUSPENDING or is_polling(eqn) or any(map(may_suspend, inner_jaxprs(eqn)))
+    )
+
+
+def is_polling(eqn: Any) -> bool:
+    """Whether an equation is a loop that may wait for another core's write: a `while` that reads
+    memory others can reach. Such a loop lets other cores run every so often.
+    """
+    if eqn.primitive is not _jax.while_p:
+        return False
+    private = (_jax.TpuMemorySpace.VMEM, _jax.TpuMemorySpace.SMEM)
+    for effect in eqn.effects:
+        if isinstance(effect, _jax.ReadEffect):
+            aval = _effect_aval(eqn, effect)
+            if _plain_space(aval.memory_space) not in private:
+                return True
+    return False
+
+
+def _effect_aval(eqn: Any, effect: Any) -> Any:
+    target = effect.input
+    return (eqn.invars[target] if isinstance(target, int) else target).aval
+
+
+def _plain_space(space: Any) -> Any:
+    return space.memory_space if isinstance(space, _jax.CoreMemorySpace) else space
+
+
+def writes_memory(eqn: Any) -> bool:
+    """Whether memory may change while the equation runs, by its own doing or, as it may suspend, by
+    another core's.
+    """
+    return equation_may_suspend(eqn) or any(
+        not isinstance(effect, _jax.ReadEffect | _jax.NamedAxisEffect) for effect in eqn.effects
+    )
+
+
+def semaphore_count(jaxpr: Any) -> int:
+    """How many semaphores the scopes in a jaxpr allocate, each scope counted as often as it is
+    written.
+    """
+    count = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is _jax.pallas_primitives.run_scoped_p:
+            allocated = eqn.params["jaxpr"].invars
+        elif eqn.primitive in (_jax.empty_ref_p, _jax.ref_p):
+            allocated = eqn.outvars
+        else:
+            allocated = []
+        count += sum(v.aval.size for v in allocated if dtypes.is_semaphore(v.aval.dtype))
+        if eqn.primitive is _jax.tpu_primitives.get_barrier_semaphore_p:
+            count += 1
+        count += sum(map(semaphore_count, inner_jaxprs(eqn)))
+    return count
+
+
+def barrier_tags(jaxpr: Any) -> set[Any]:
+    """The tags of the barrier semaphores that a jaxpr asks for."""
+    tags = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is _jax.tpu_primitives.get_barrier_semaphore_p:
+            tags.add(eqn.params["tag"])
+        tags.update(*map(barrier_tags, inner_jaxprs(eqn)))
+    return tags
+
+
+REMOTE = (
+    _jax.pallas_primitives.semaphore_signal_p,
+    _jax.tpu_primitives.dma_start_p,
+    _jax.sc_primitives.fetch_and_add_p,
+)
+
+
+def reaches_other_cores(jaxpr: Any) -> bool:
+    """Whether a jaxpr signals semaphores or starts DMAs of other cores."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive in REMOTE:
+            tree = eqn.params.get("args_tree", eqn.params.get("tree"))
+            leaves = tree.unflatten(eqn.invars) if tree is not None else ()
+            if eqn.primitive is _jax.sc_primitives.fetch_and_add_p or leaves[-1] is not None:
+                return True
+            if (
+                eqn.primitive is _jax.pallas_primitives.semaphore_signal_p
+                and leaves[-2] is not None
+            ):
+                return True
+        if any(map(reaches_other_cores, inner_jaxprs(eqn))):
+            return True
+    return False
+
+
+def uses_barrier(jaxpr: Any) -> bool:
+    """Whether a jaxpr joins the barrier of its subcores."""
+    return any(
+        eqn.primitive is _jax.sc_primitives.barrier_p or any(map(uses_barrier, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def argument_names(jaxpr: Any, count: int, default: str) -> list[str]:
+    """The user's names of the last `count` parameters of a jaxpr."""
+    names = list(jaxpr.debug_info.arg_names or ()) if jaxpr.debug_info is not None else []
+    names = names[-count:] if count else []
+    if len(names) != count:
+        return [f"{default}{number}" for number in range(count)]
+    return [name or f"{default}{number}" for number, name in enumerate(names)]
