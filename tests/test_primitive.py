@@ -144,3 +144,31 @@ class TestLowering:
         lowered = jax.jit(copy).trace(jnp.ones(4))
         with pytest.raises(NotImplementedError, match=f"'copy_body' cannot run on {platform}"):
             lowered.lower(lowering_platforms=(platform,))
+
+    def test_name_metadata_and_cost_reach_the_compiled_module(self):
+        kernel = cokernel.kernel(
+            copy_body,
+            VECTOR4,
+            mesh=CORES,
+            name="copy it",
+            metadata={"purpose": "testing"},
+            cost_estimate=pl.CostEstimate(flops=123, transcendentals=4, bytes_accessed=32),
+        )
+        lowered = jax.jit(kernel).lower(jnp.ones(4))
+        for text in (lowered.as_text(), lowered.compile().as_text()):
+            assert "copy it" in text
+            assert "purpose" in text
+            assert "123" in text
+
+    def test_debug_prints_llvm_when_asked(self, capsys):
+        kernel = cokernel.kernel(
+            copy_body,
+            VECTOR4,
+            mesh=CORES,
+            debug=True,
+            compiler_params=cokernel.CompilerParams(dump_llvm=True),
+        )
+        jax.jit(kernel).lower(jnp.ones(4))
+        printed = capsys.readouterr().out
+        assert "program copy_body at" in printed
+        assert "define" in printed

@@ -14,7 +14,9 @@ Its parameters:
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel import _jax, meshes
@@ -116,9 +118,7 @@ def used_semaphores(in_avals: Sequence[Any], jaxprs: Sequence[Any]) -> set[int]:
     ]
     used: set[int] = set()
     for jaxpr in jaxprs:
-        operands = {
-            atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, _jax.Var)
-        }
+        operands = {atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, _jax.Var)}
         used.update(index for index in positions if jaxpr.invars[index] in operands)
     return used
 
@@ -163,8 +163,31 @@ def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     from cokernel import lowering
 
     platforms = ctx.platforms or ctx.module_context.platforms
+    block = _jax.mlir.ir.InsertionPoint.current.block
+    num_operations = len(block.operations)
     with meshes.target_or_nothing(params["target"]):
-        return lowering.lower(platforms, ctx, *operands, **params)
+        results = lowering.lower(platforms, ctx, *operands, **params)
+    _annotate_calls(list(block.operations)[num_operations:], params)
+    return results
+
+
+def _annotate_calls(operations: Sequence[Any], params: Mapping[str, Any]) -> None:
+    """Gives the calls of a kernel its name, metadata and cost, where XLA's tools show them."""
+    ir = _jax.mlir.ir
+    notes = {"kernel_name": params["name"]}
+    if params["metadata"]:
+        notes["kernel_metadata"] = json.dumps(dict(params["metadata"]), sort_keys=True)
+    if params["cost_estimate"] is not None:
+        notes["cost_estimate"] = json.dumps(dataclasses.asdict(params["cost_estimate"]))
+    for operation in operations:
+        if operation.operation.name != "stablehlo.custom_call":
+            continue
+        attributes = operation.attributes
+        known = {}
+        if "mhlo.frontend_attributes" in attributes:
+            known = {item.name: item.attr for item in attributes["mhlo.frontend_attributes"]}
+        known |= {name: ir.StringAttr.get(text) for name, text in notes.items()}
+        attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(known)
 
 
 _jax.register_lowering(mpmd_map_p, _lower)
