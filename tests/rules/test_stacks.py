@@ -1,0 +1,169 @@
+"""Random small kernels under random stacks of transformations equal the same mathematics."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+import cokernel
+
+F32 = jnp.float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial:
+    """The kernel and the mathematics of `a * x * y + b * x`, done in one of several ways.
+
+    Attributes:
+      cores: how many cores share the work, each `window` elements of it.
+      through_dma: whether the cores copy their windows to private memory first.
+      second_program: whether the last term is added by another program, which waits for the first.
+      in_place: whether the result comes out of a Ref that the kernel updates.
+      closed_over: whether `b` is a scalar that the program closes over.
+    """
+
+    cores: int
+    window: int
+    a: float
+    b: float
+    through_dma: bool
+    second_program: bool
+    in_place: bool
+    closed_over: bool
+
+    @property
+    def shape(self):
+        return (self.cores * self.window,)
+
+    def mathematics(self, x, y):
+        return self.a * x * y + self.b * x
+
+    def kernel(self, x, y):
+        cores = cokernel.CoreMesh(core=self.cores)
+        lane = cokernel.CoreMesh(lane=1)
+        # Where it is closed over, it is traced, and may be batched or have a tangent.
+        b = self.b + 0.0 * x[0] if self.closed_over else self.b
+
+        def multiply(x_ref, y_ref, o_ref, x_buffer, y_buffer, done):
+            window = pl.ds(self.window * lax.axis_index("core"), self.window)
+            if self.through_dma:
+                pltpu.sync_copy(x_ref.at[window], x_buffer)
+                pltpu.sync_copy(y_ref.at[window], y_buffer)
+                x_buffer[...] = self.a * x_buffer[...] * y_buffer[...]
+                pltpu.sync_copy(x_buffer, o_ref.at[window])
+            else:
+                o_ref[window] = self.a * x_ref[window] * y_ref[window]
+            if self.second_program:
+                pl.semaphore_signal(done, 1, device_id={"lane": 0})
+            else:
+                o_ref[window] += x_ref[window] * b
+
+        def add(x_ref, y_ref, o_ref, x_buffer, y_buffer, done):
+            pl.semaphore_wait(done, self.cores)
+            o_ref[...] += x_ref[...] * b
+
+        programs = [(cores, multiply)]
+        if self.second_program:
+            programs.append((lane, add))
+        out_type = jax.ShapeDtypeStruct(self.shape, F32)
+        run = cokernel.mpmd_map(
+            programs,
+            () if self.in_place else out_type,
+            scratch_types=[
+                cokernel.private((self.window,), F32) @ cores,
+                cokernel.private((self.window,), F32) @ cores,
+                pltpu.SemaphoreType.REGULAR @ programs[-1][0],
+            ],
+        )
+        if not self.in_place:
+            return run(x, y)
+        result = jax.new_ref(jnp.zeros_like(x))
+        run(x, y, result)
+        return result[...]
+
+
+def batch(fn):
+    def batched(x, y):
+        first = jax.vmap(fn)(jnp.stack([x, y, x + y]), jnp.stack([y, x, x]))
+        second = jax.vmap(fn, in_axes=(1, None), out_axes=1)(jnp.stack([x, y], 1), y)
+        return first.sum(0) + second.sum(1)
+
+    return batched
+
+
+def differentiate(fn):
+    def derivative(x, y):
+        out, tangent = jax.jvp(fn, (x, y), (y, 0.5 * x))
+        return out + tangent
+
+    return derivative
+
+
+def linearize(fn):
+    def derivative(x, y):
+        out, pushforward = jax.linearize(fn, x, y)
+        return out + pushforward(y, 0.5 * x)
+
+    return derivative
+
+
+def repeat(fn):
+    def repeated(x, y):
+        return lax.scan(lambda carry, z: (fn(0.1 * carry, z), None), x, jnp.stack([y, x]))[0]
+
+    return repeated
+
+
+def choose(fn):
+    def chosen(x, y):
+        return lax.cond(x[0] > y[0], fn, lambda x, y: fn(y, x), x, y)
+
+    return chosen
+
+
+def loop(fn):
+    def looped(x, y):
+        return lax.fori_loop(0, 2, lambda i, carry: fn(0.1 * carry, y) + i, x)
+
+    return looped
+
+
+TRANSFORMATIONS = [
+    jax.jit,
+    jax.checkpoint,
+    batch,
+    differentiate,
+    linearize,
+    repeat,
+    choose,
+    loop,
+]
+
+polynomials = st.builds(
+    Polynomial,
+    cores=st.integers(1, 3),
+    window=st.integers(1, 3),
+    a=st.sampled_from([1.0, -0.5]),
+    b=st.sampled_from([0.0, 2.0]),
+    through_dma=st.booleans(),
+    second_program=st.booleans(),
+    in_place=st.booleans(),
+    closed_over=st.booleans(),
+)
+
+
+@settings(max_examples=30)
+@given(polynomials, st.lists(st.sampled_from(TRANSFORMATIONS), max_size=3), st.integers(0, 99))
+def test_any_stack_of_transformations(polynomial, stack, seed):
+    rng = np.random.default_rng(seed)
+    x, y = (jnp.asarray(rng.normal(size=polynomial.shape), F32) for _ in range(2))
+    fn, reference = polynomial.kernel, polynomial.mathematics
+    for transform in stack:
+        fn, reference = transform(fn), transform(reference)
+    np.testing.assert_allclose(fn(x, y), reference(x, y), rtol=2e-4, atol=2e-4)
