@@ -142,7 +142,9 @@ def where(site: Mapping[str, Any] | None) -> str:
     """File, line and function of a site."""
     if site is None or site.get("file") is None:
         return "a line that is not known"
-    return f"{site['file']}:{site['line']} in {site['function']}"
+    # Programs are often nested functions, and "<locals>" between all of them only hides the names.
+    function = site["function"].replace(".<locals>", "")
+    return f"{site['file']}:{site['line']} in {function}"
 
 
 def code(site: Mapping[str, Any] | None) -> str | None:

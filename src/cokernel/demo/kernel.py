@@ -107,7 +107,8 @@ def make(num_modules: int, *, forgetful: bool = False, **options: Any) -> Callab
 
     def pool(
         ids_ref, bounds_ref, table_ref, sums_ref, tiles_ref,
-        *, staged, full, empty, bounds, ids, rows, gathered, sums, order, meeting, added, ready, **_,
+        *, staged, full, empty, bounds, ids, rows, gathered, sums, order, meeting, added, ready,
+        **_,
     ):  # fmt: skip
         core, subcore = lax.axis_index("core"), lax.axis_index("subcore")
         lane = lax.iota(jnp.int32, LANES)
