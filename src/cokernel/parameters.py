@@ -13,8 +13,8 @@ class CompilerParams:
     Attributes:
       bounds_checks: whether dynamic indices and DMA windows are checked. Without checks an index
         out of range reads or writes memory that is not the Ref's.
-      num_workers: the most worker threads a launch may use; None means as many as there are
-        processors.
+      num_workers: how many worker threads take part in a launch, from its start. None means at
+        most as many as there are processors, and only the calling thread while a launch is short.
       time_limit_s: seconds after which a launch that has not ended is stopped with an error; None
         means no limit.
       has_side_effects: whether the kernel must run even where nobody uses its outputs.

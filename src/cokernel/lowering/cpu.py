@@ -71,6 +71,8 @@ def _compile(
         print(compiled.ir)
     spec = dict(compiled.spec)
     spec["num_workers"] = options.num_workers or 0
+    # Who names a number wants that many; otherwise helpers come when a launch lasts long enough.
+    spec["help"] = "auto" if options.num_workers is None else "always"
     spec["time_limit_s"] = options.time_limit_s or 0.0
     module = {"ir": compiled.ir, "spec": spec, "sites": compiled.sites, "memory": compiled.memory}
     return module, compiled.callbacks

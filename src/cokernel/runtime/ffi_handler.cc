@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "launch.h"
+#include "platform.h"
 #include "registry.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -45,7 +46,9 @@ ffi::Error run(int64_t key, std::string_view module, const ffi::RemainingArgs& o
     const ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> result = results.get<ffi::AnyBuffer>(i);
     if (result.has_error()) return result.error();
     ffi::Result<ffi::AnyBuffer> value = result.value();
-    buffers[operands.size() + i] = make_buffer(*value);
+    const Buffer buffer = make_buffer(*value);
+    prefer_large_pages(buffer.data, buffer.bytes);
+    buffers[operands.size() + i] = buffer;
   }
   const std::string error = launch_executable(executable, buffers, static_cast<int32_t>(count));
   Registry::get().set_last(executable);

@@ -23,6 +23,11 @@ void after_fork_in_child(void (*function)());
 char* allocate_block(std::size_t bytes);
 void free_block(char* block);
 
+// Asks the system to back memory that is about to be filled with large pages, where it offers them
+// on request. Filling 64 MiB of new memory in pages of 4 KiB takes longer than copying it. Only a
+// hint, and only for memory of several megabytes.
+void prefer_large_pages(void* data, int64_t bytes);
+
 // Ctrl-C. While it is watched, a SIGINT sets a flag and then runs the handler that was there
 // before. Watching starts only if a handler is installed: where the signal is ignored or ends the
 // process it keeps doing so. Called by one thread at a time.

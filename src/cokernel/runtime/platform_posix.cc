@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
@@ -77,6 +78,23 @@ char* allocate_block(std::size_t bytes) {
 }
 
 void free_block(char* block) { free(block); }
+
+void prefer_large_pages(void* data, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kLargePage = uintptr_t{2} << 20;
+  if (bytes < static_cast<int64_t>(2 * kLargePage)) return;
+  const uintptr_t begin =
+      (reinterpret_cast<uintptr_t>(data) + kLargePage - 1) / kLargePage * kLargePage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kLargePage * kLargePage;
+  if (begin >= end) return;
+  // The system may refuse; the memory is as good as before then. Callers of the handler look at
+  // errno no more than this does.
+  (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data;
+  (void)bytes;
+#endif
+}
 
 namespace {
 
