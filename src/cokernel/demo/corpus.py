@@ -12,9 +12,10 @@ import numpy as np
 from cokernel.demo.kernel import ALIGNMENT, BLOCK, CHUNK, LANES, WIDTH
 
 WORDS = 16_384
-# Tests resemble each other more than what they test, and site-packages is not Python's own.
+# Tests and demonstrations resemble each other in little but how they begin and end, and
+# site-packages is not Python's own.
 _LEFT_OUT = frozenset(
-    ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
+    ("site-packages", "dist-packages", "test", "tests", "idle_test", "turtledemo", "__pycache__")
 )
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]+")
 _COMMENT = re.compile(r"#.*")
