@@ -113,7 +113,7 @@ def reaches_other_cores(jaxpr: Any) -> bool:
     for eqn in jaxpr.eqns:
         if eqn.primitive in REMOTE:
             tree = eqn.params.get("args_tree", eqn.params.get("tree"))
-            leaves = tree.unflatten(eqn.invars) if tree is not None else ()
+            leaves: tuple[Any, ...] = tree.unflatten(eqn.invars) if tree is not None else ()
             if eqn.primitive is _jax.sc_primitives.fetch_and_add_p or leaves[-1] is not None:
                 return True
             if (

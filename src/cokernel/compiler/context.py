@@ -34,7 +34,7 @@ UNROLLED_ELEMENTS = 8
 
 @dataclasses.dataclass
 class Program:
-    """What is known of one program while it is compiled, and what its plan of memory has come to."""
+    """What is known of one program while it is compiled."""
 
     name: str
     index: int

@@ -1,6 +1,7 @@
 """How JAX's dtypes live in LLVM: the type in memory and the type in a register."""
 
 import enum
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -35,12 +36,12 @@ class Kind(enum.Enum):
     COMPLEX = "complex"
 
 
-def is_semaphore(dtype) -> bool:
+def is_semaphore(dtype: Any) -> bool:
     """Whether `dtype` is one of Pallas' semaphore dtypes (regular, barrier, DMA)."""
     return isinstance(dtype, _jax.AbstractSemaphoreTy)
 
 
-def kind(dtype) -> Kind:
+def kind(dtype: Any) -> Kind:
     """The arithmetic of a dtype. Raises NotImplementedError for a dtype that has none here."""
     dtype = np.dtype(dtype)
     if dtype == np.bool_:
@@ -58,12 +59,12 @@ def kind(dtype) -> Kind:
     raise NotImplementedError(f"the CPU compiler has no arithmetic for dtype {dtype}")
 
 
-def is_float(dtype) -> bool:
+def is_float(dtype: Any) -> bool:
     """Whether the dtype holds real floating-point numbers of any width."""
     return kind(dtype) in (Kind.FLOAT, Kind.BITS_FLOAT)
 
 
-def register_type(dtype) -> ir.Type:
+def register_type(dtype: Any) -> ir.Type:
     """The LLVM type of one element in a register: i1 for bool, the bits for bfloat16 and float8."""
     dtype = np.dtype(dtype)
     match kind(dtype):
@@ -77,12 +78,12 @@ def register_type(dtype) -> ir.Type:
             return ir.IntType(8 * dtype.itemsize)
 
 
-def memory_type(dtype) -> ir.Type:
+def memory_type(dtype: Any) -> ir.Type:
     """The LLVM type of one element in memory: a bool takes a byte, as XLA stores it."""
     return i8 if np.dtype(dtype) == np.bool_ else register_type(dtype)
 
 
-def itemsize(dtype) -> int:
+def itemsize(dtype: Any) -> int:
     """Bytes of one element in memory, semaphores included."""
     return SEMAPHORE_BYTES if is_semaphore(dtype) else np.dtype(dtype).itemsize
 

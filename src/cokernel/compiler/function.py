@@ -4,6 +4,7 @@ it is left early.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from llvmlite import ir
 
@@ -12,7 +13,7 @@ from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
 
 # An index or extent: a Python int while it is known at compile time, else an i64 in the function
 # being built.
-Index = int | ir.Value
+type Index = int | ir.Value
 
 
 class TokenType(ir.Type):
@@ -244,7 +245,7 @@ class FunctionBuilder:
     # The core and the launch.
 
     def field(self, base: ir.Value, name: str, builder: ir.IRBuilder | None = None) -> ir.Value:
-        """The address of a field that the runtime describes by its offset, such as "Core.memory"."""
+        """The address of a field that the runtime describes by its offset: "Core.memory"."""
         return self.advance(base, self.offsets[name], builder)
 
     def core_field(self, name: str, kind: ir.Type) -> ir.Value:
@@ -489,7 +490,7 @@ class ElementBuilder:
         return self.builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), mask)
 
     def intrinsic(
-        self, name: str, result: ir.Type, arguments: Sequence[ir.Value], **options
+        self, name: str, result: ir.Type, arguments: Sequence[ir.Value], **options: Any
     ) -> ir.Value:
         """An overloaded LLVM intrinsic on all lanes."""
         return self.function.intrinsic(name, result, arguments, **options)

@@ -120,7 +120,8 @@ class MemoryLayout:
             if len(self.meshes) == 1:
                 return 0
             raise ValueError(
-                f"kernel {self.kernel_name!r}: a Ref in {aval.memory_space} belongs to no mesh; with several meshes write "
+                f"kernel {self.kernel_name!r}: a Ref in {aval.memory_space} belongs to no mesh; "
+                "with several meshes write "
                 "`memory_space @ mesh`"
             )
         return self.meshes.index(mesh)
@@ -211,7 +212,8 @@ class MemoryLayout:
         space, mesh = space_of(aval)
         if mesh is not None and mesh != context.program.mesh:
             raise ValueError(
-                f"{context.describe()}: {name!r} is allocated for another mesh than the program's own"
+                f"{context.describe()}: {name!r} is allocated for another mesh than the "
+                "program's own"
             )
         if dtypes.is_semaphore(aval.dtype):
             offset = self._scoped_semaphores[program]
@@ -259,8 +261,10 @@ class MemoryLayout:
             if foreign and foreign <= {*mesh.shape}:
                 if tags[0] not in barrier_tags(jaxpr):
                     raise ValueError(
-                        f"kernel {self.kernel_name!r}: program {self.program_names[program]!r} signals the barrier semaphore of "
-                        f"{mesh}, but program {self.program_names[other]!r} there never calls get_barrier_semaphore"
+                        f"kernel {self.kernel_name!r}: program {self.program_names[program]!r} "
+                        "signals the barrier semaphore of "
+                        f"{mesh}, but program {self.program_names[other]!r} there never calls "
+                        "get_barrier_semaphore"
                     )
                 aval = _jax.AbstractRef(
                     _jax.ShapedArray((), ref.dtype), _jax.TpuMemorySpace.SEMAPHORE

@@ -3,8 +3,9 @@ the square of the loops in one function.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
 
@@ -67,7 +68,9 @@ def collapse(target: Buffer, value: Value) -> tuple[Buffer, Value]:
     groups = _merge(target.shape, [target.strides, *(buffer.strides for buffer in buffers)])
     if len(groups) == len(target.shape):
         return target, value
-    return _regroup(target, target.shape, groups), _regroup(value, target.shape, groups)
+    merged = _regroup(target, target.shape, groups)
+    assert isinstance(merged, Buffer)
+    return merged, _regroup(value, target.shape, groups)
 
 
 def _plain_operands(value: Value, shape: Sequence[int]) -> list[Buffer] | None:
@@ -105,20 +108,13 @@ def _merge(shape: Sequence[int], all_strides: Sequence[Sequence[int]]) -> list[l
 
 
 def _regroup(value: Value, shape: Sequence[int], groups: Sequence[Sequence[int]]) -> Value:
-    merged = tuple(_product(shape[dimension] for dimension in group) for group in groups)
+    merged = tuple(math.prod(shape[dimension] for dimension in group) for group in groups)
     if isinstance(value, Buffer) and value.shape == tuple(shape):
         return value.view(merged, tuple(value.strides[group[-1]] for group in groups))
     if isinstance(value, Expression):
         operands = tuple(_regroup(operand, shape, groups) for operand in value.operands)
         return dataclasses.replace(value, shape=merged, operands=operands)
     return value
-
-
-def _product(numbers) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result
 
 
 def copy_dense(function: FunctionBuilder, target: ir.Value, source: ir.Value, size: Index) -> None:
@@ -130,10 +126,10 @@ def copy_dense(function: FunctionBuilder, target: ir.Value, source: ir.Value, si
     function.builder.call(callee, arguments)
 
 
-def dense_buffer(context: "Context", shape: Sequence[int], dtype) -> Buffer:
+def dense_buffer(context: "Context", shape: Sequence[int], dtype: Any) -> Buffer:
     """Room for a temporary array in the core's arena."""
     shape = tuple(shape)
-    owner = context.program.arena.allocate(_product(shape) * dtypes.itemsize(dtype))
+    owner = context.program.arena.allocate(math.prod(shape) * dtypes.itemsize(dtype))
     return Buffer(
         shape, dtype, context.private_address(owner.offset), row_major(shape), owner=owner
     )

@@ -101,7 +101,7 @@ class RefValue:
         )
 
     def address_on(self, context: Context, index: Index) -> ir.Value:
-        """The address of the instance that core number `index`, row-major, of the owning mesh uses."""
+        """The address of the instance of core number `index`, row-major, of the owning mesh."""
         function = context.function
         if self.place is Place.INSTANCES:
             base = context.operand_address(self.offset)
@@ -221,7 +221,8 @@ def _apply(context: Context, view: View, transform: Any, operation: str, is_dma:
             return view
         case _:
             raise NotImplementedError(
-                f"{context.describe()}: {type(transform).__name__} of {view.ref.name!r} is not supported here"
+                f"{context.describe()}: {type(transform).__name__} of {view.ref.name!r} is not "
+                "supported here"
             )
 
 
@@ -263,7 +264,8 @@ def _subcore_slice(context: Context, view: View) -> View:
     mesh = context.program.mesh
     if not isinstance(mesh, _jax.VectorSubcoreMesh):
         raise ValueError(
-            f"{context.describe()}: only a vector subcore has a part of its own in {view.ref.name!r}, and this program runs "
+            f"{context.describe()}: only a vector subcore has a part of its own in "
+            f"{view.ref.name!r}, and this program runs "
             f"on {mesh}"
         )
     function = context.function
@@ -369,7 +371,8 @@ def _index_after_arrays(context: Context, view: View, indexer: Any, operation: s
     rest = (*indexer.indices[: indices.position], *indexer.indices[indices.position + rank :])
     if not whole or not all(isinstance(index, _jax.Slice) for index in rest):
         raise NotImplementedError(
-            f"{context.describe()}: indexing {view.ref.name!r} again in a dimension that an array has indexed"
+            f"{context.describe()}: indexing {view.ref.name!r} again in a dimension that an "
+            "array has indexed"
         )
     plain = dataclasses.replace(view, indices=None)
     inner = _jax.NDIndexer(rest, tuple(view.extents), ())
@@ -591,7 +594,7 @@ def _reads_in_place(value: Value, target: Buffer) -> bool:
 
 
 def accumulate(context: Context, view: View, value: Value, add: Any) -> None:
-    """Adds a value to the view. `add(left, right)` makes the sum of two values of the view's dtype."""
+    """Adds a value to the view. `add(left, right)` sums two values of the view's dtype."""
     if view.indices is not None:
         return _write_picked(context, view, value, add=add)
     write(context, view, add(read(context, view), value))

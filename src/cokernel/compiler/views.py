@@ -1,14 +1,15 @@
-"""Other ways to index a value: transposing, slicing, reversing, broadcasting and reshaping without touching an element.
+"""Other ways to index a value: transposing, slicing, reversing, broadcasting and reshaping without
+touching an element.
 
-Every such operation is a `View`: an affine map from the index of the result to the index of the operand. What it costs depends
-on the form of the operand: nothing for a buffer, whose strides absorb it; one shuffle for a small array; an index computation
-for an expression.
+Every such operation is a `View`: an affine map from the index of the result to the index of the
+operand. What it costs depends on the form of the operand: nothing for a buffer, whose strides
+absorb it; one shuffle for a small array; an index computation for an expression.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
 class View:
     """Which element of an operand each element of a result is.
 
-    `first` is the operand's index of the result's first element; its entries may be LLVM values. `steps` has, for each
-    dimension of the result, the dimension of the operand that it walks along and by how much (negative to walk backwards),
-    or None if the elements are repeated along it. No two dimensions of the result walk along the same one.
+    `first` is the operand's index of the result's first element; its entries may be LLVM values.
+    `steps` has, for each dimension of the result, the dimension of the operand that it walks along
+    and by how much (negative to walk backwards), or None if the elements are repeated along it. No
+    two dimensions of the result walk along the same one.
     """
 
     shape: Shape
@@ -64,7 +66,7 @@ class View:
         )
 
 
-def empty(shape: Sequence[int], dtype) -> Expression:
+def empty(shape: Sequence[int], dtype: Any) -> Expression:
     """An array without elements."""
 
     def emit(
@@ -75,7 +77,9 @@ def empty(shape: Sequence[int], dtype) -> Expression:
     return Expression(tuple(shape), np.dtype(dtype), (), emit, elementwise=True, is_cheap=True)
 
 
-def broadcast_scalar(context: "Context", register: ir.Value, shape: Sequence[int], dtype) -> Value:
+def broadcast_scalar(
+    context: "Context", register: ir.Value, shape: Sequence[int], dtype: Any
+) -> Value:
     """An array that has one value everywhere."""
     shape = tuple(shape)
     if not shape or is_small(shape, dtype):
@@ -135,8 +139,9 @@ def _view_register(context: "Context", operand: Scalar | Packed, view: View) -> 
 def _view_expression(
     context: "Context", operand: Expression, view: View, seen: dict[int, Expression]
 ) -> Expression:
-    """Moves the view to the operands where possible, because loops over plain buffers are the ones that can be flattened.
-    `seen` keeps what two operands share shared."""
+    """Moves the view to the operands where possible, because loops over plain buffers are the ones
+    that can be flattened. `seen` keeps what two operands share shared.
+    """
     if id(operand) in seen:
         return seen[id(operand)]
     if operand.elementwise:
@@ -240,7 +245,9 @@ def _reshape_expression(
 def reshaped_strides(
     shape: Sequence[int], strides: Sequence[int], target: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The strides under which the same memory has the shape `target`, or None if no strides do that. The array is not empty."""
+    """The strides under which the same memory has the shape `target`, or None if no strides do
+    that. The array is not empty.
+    """
     # Dimensions of extent one say nothing, so both shapes are compared without them.
     source = [
         (extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1
@@ -248,7 +255,8 @@ def reshaped_strides(
     result = [0] * len(target)
     wanted = [dimension for dimension, extent in enumerate(target) if extent != 1]
     while wanted:
-        # The shortest runs of dimensions, from the left, that hold the same number of elements on both sides.
+        # The shortest runs of dimensions, from the left, that hold the same number of elements on
+        # both sides.
         group, run = [wanted.pop(0)], [source.pop(0)]
         have, want = run[0][0], target[group[0]]
         while have != want:
@@ -282,7 +290,9 @@ def whole(operand_shape: Sequence[int]) -> View:
 def broadcast(
     operand_shape: Sequence[int], shape: Sequence[int], dimensions: Sequence[int]
 ) -> View:
-    """Dimension d of the operand becomes dimension `dimensions[d]` of the result, all others repeat it."""
+    """Dimension d of the operand becomes dimension `dimensions[d]` of the result, all others repeat
+    it.
+    """
     steps: list[tuple[int, int] | None] = [None] * len(shape)
     for dimension, position in enumerate(dimensions):
         if operand_shape[dimension] == shape[position]:

@@ -92,7 +92,7 @@ def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[s
     from cokernel.compiler import codegen
 
     code = codegen.LoadedCode(codegen.compile_object(module["ir"]))
-    spec = dict(module["spec"])
+    spec: Any = dict(module["spec"])
     spec["programs"] = [
         {**program, "entry": code.address(program["entry"])} for program in spec["programs"]
     ]
@@ -106,8 +106,8 @@ def load(key: int, text: str) -> None:
     """Makes a kernel that another process compiled known to the runtime, which calls this."""
     if not text:
         raise RuntimeError(
-            "this kernel calls Python functions (debug_print, callbacks or primitives that go through XLA), so it can only run "
-            "in the process that made it"
+            "this kernel calls Python functions (debug_print, callbacks or primitives that go "
+            "through XLA), so it can only run in the process that made it"
         )
     with _registration_lock:
         if not _runtime.executable_is_registered(key):
@@ -123,7 +123,7 @@ def _has_side_effects(ctx: Any, params: Mapping[str, Any]) -> bool:
 
 
 def _outer_axes(ctx: Any, params: Mapping[str, Any]) -> dict[Any, int]:
-    """The axes of a shard_map around the kernel whose index a program asks for, with their sizes."""
+    """The axes of a shard_map around the kernel that programs ask for, with their sizes."""
     own = {axis for mesh in (*params["meshes"], *params["external_meshes"]) for axis in mesh.shape}
     names: dict[Any, int] = {}
     for jaxpr in params["jaxprs"]:

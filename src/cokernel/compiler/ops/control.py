@@ -1,4 +1,4 @@
-"""Control flow: loops, branches and calls. Loops that cannot block become functions of their own."""
+"""Control flow: loops, branches, calls. Loops that cannot block become functions of their own."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -205,6 +205,8 @@ def run_loop(
 
 class _Register(Value):
     """A bare register on its way into another function."""
+
+    register: ir.Value
 
     def __init__(self, register: ir.Value):
         object.__setattr__(self, "register", register)
