@@ -1,5 +1,6 @@
-"""Short names for the arithmetic of one element type, in which the elementwise rules and the mathematical functions are
-written: `a.add(x, y)` emits one instruction on all lanes of an ElementBuilder."""
+"""Short names for the arithmetic of one element type, in which the elementwise rules and the
+mathematical functions are written: `a.add(x, y)` emits one instruction on all lanes of an
+ElementBuilder."""
 
 from collections.abc import Sequence
 
@@ -9,17 +10,22 @@ from cokernel.compiler.dtypes import f32, f64, half, i1, i16, i32, i64
 from cokernel.compiler.function import ElementBuilder
 
 # For each float type: the integer of its width, and the number of explicit bits of the significand.
-FLOAT_BITS: dict[ir.Type, tuple[ir.IntType, int]] = {half: (i16, 10), f32: (i32, 23), f64: (i64, 52)}
+FLOAT_BITS: dict[ir.Type, tuple[ir.IntType, int]] = {
+    half: (i16, 10),
+    f32: (i32, 23),
+    f64: (i64, 52),
+}
 
 # A register, or a Python number that stands for a constant in every lane.
-Operand = ir.Value | int | float
+type Operand = ir.Value | int | float
 
 
 class FloatArithmetic:
-    """Arithmetic on float registers of one scalar type (half, float or double), and on integers of the same width.
+    """Arithmetic on float registers of one scalar type (half, float or double), and on integers of
+    the same width.
 
-    Nothing here may be reordered or contracted by LLVM: an operation rounds once, except `multiply_add`, which may round
-    its product too where the processor has no fused instruction.
+    Nothing here may be reordered or contracted by LLVM: an operation rounds once, except
+    `multiply_add`, which may round its product too where the processor has no fused instruction.
     """
 
     def __init__(self, builder: ElementBuilder, scalar: ir.Type):
@@ -30,36 +36,36 @@ class FloatArithmetic:
         self.type = builder.type(scalar)
         self.integer_type = builder.type(self.integer)
 
-    def float(self, value: Operand) -> ir.Value:
+    def real(self, value: Operand) -> ir.Value:
         """A float operand as a register."""
         if isinstance(value, ir.Value):
             return value
         return self.elements.constant(self.scalar, float(value))
 
-    def int(self, value: Operand) -> ir.Value:
+    def whole(self, value: Operand) -> ir.Value:
         """An integer operand of the float's width as a register."""
         return value if isinstance(value, ir.Value) else self.elements.constant(self.integer, value)
 
     # Floats.
 
     def add(self, left: Operand, right: Operand) -> ir.Value:
-        return self.builder.fadd(self.float(left), self.float(right))
+        return self.builder.fadd(self.real(left), self.real(right))
 
     def subtract(self, left: Operand, right: Operand) -> ir.Value:
-        return self.builder.fsub(self.float(left), self.float(right))
+        return self.builder.fsub(self.real(left), self.real(right))
 
     def multiply(self, left: Operand, right: Operand) -> ir.Value:
-        return self.builder.fmul(self.float(left), self.float(right))
+        return self.builder.fmul(self.real(left), self.real(right))
 
     def divide(self, left: Operand, right: Operand) -> ir.Value:
-        return self.builder.fdiv(self.float(left), self.float(right))
+        return self.builder.fdiv(self.real(left), self.real(right))
 
     def negate(self, value: Operand) -> ir.Value:
-        return self.builder.fneg(self.float(value))
+        return self.builder.fneg(self.real(value))
 
     def call(self, name: str, *arguments: Operand) -> ir.Value:
         """An LLVM intrinsic from floats to a float, such as "llvm.fabs"."""
-        return self.elements.intrinsic(name, self.type, [self.float(item) for item in arguments])
+        return self.elements.intrinsic(name, self.type, [self.real(item) for item in arguments])
 
     def multiply_add(self, left: Operand, right: Operand, addend: Operand) -> ir.Value:
         """left * right + addend, fused where that is one instruction."""
@@ -79,17 +85,17 @@ class FloatArithmetic:
         total: Operand = coefficients[-1]
         for coefficient in reversed(coefficients[:-1]):
             total = self.multiply_add(total, x, coefficient)
-        return self.float(total)
+        return self.real(total)
 
     def compare(self, operator: str, left: Operand, right: Operand) -> ir.Value:
         """An ordered comparison: false if an operand is NaN."""
-        return self.builder.fcmp_ordered(operator, self.float(left), self.float(right))
+        return self.builder.fcmp_ordered(operator, self.real(left), self.real(right))
 
     def is_nan(self, value: ir.Value) -> ir.Value:
         return self.builder.fcmp_unordered("uno", value, value)
 
     def select(self, condition: ir.Value, yes: Operand, no: Operand) -> ir.Value:
-        return self.builder.select(condition, self.float(yes), self.float(no))
+        return self.builder.select(condition, self.real(yes), self.real(no))
 
     def both(self, left: ir.Value, right: ir.Value) -> ir.Value:
         """Whether two conditions hold. (LLVM may evaluate both: there are no branches here.)"""
@@ -104,38 +110,38 @@ class FloatArithmetic:
     # Bits.
 
     def bits(self, value: Operand) -> ir.Value:
-        return self.builder.bitcast(self.float(value), self.integer_type)
+        return self.builder.bitcast(self.real(value), self.integer_type)
 
     def from_bits(self, value: Operand) -> ir.Value:
-        return self.builder.bitcast(self.int(value), self.type)
+        return self.builder.bitcast(self.whole(value), self.type)
 
     def int_add(self, left: Operand, right: Operand) -> ir.Value:
-        return self.builder.add(self.int(left), self.int(right))
+        return self.builder.add(self.whole(left), self.whole(right))
 
     def int_subtract(self, left: Operand, right: Operand) -> ir.Value:
-        return self.builder.sub(self.int(left), self.int(right))
+        return self.builder.sub(self.whole(left), self.whole(right))
 
     def int_and(self, left: Operand, right: Operand) -> ir.Value:
-        return self.builder.and_(self.int(left), self.int(right))
+        return self.builder.and_(self.whole(left), self.whole(right))
 
     def int_or(self, left: Operand, right: Operand) -> ir.Value:
-        return self.builder.or_(self.int(left), self.int(right))
+        return self.builder.or_(self.whole(left), self.whole(right))
 
     def shift_left(self, value: Operand, count: Operand) -> ir.Value:
-        return self.builder.shl(self.int(value), self.int(count))
+        return self.builder.shl(self.whole(value), self.whole(count))
 
     def shift_right(self, value: Operand, count: Operand) -> ir.Value:
         """A logical shift."""
-        return self.builder.lshr(self.int(value), self.int(count))
+        return self.builder.lshr(self.whole(value), self.whole(count))
 
     def shift_right_signed(self, value: Operand, count: Operand) -> ir.Value:
-        return self.builder.ashr(self.int(value), self.int(count))
+        return self.builder.ashr(self.whole(value), self.whole(count))
 
     def int_select(self, condition: ir.Value, yes: Operand, no: Operand) -> ir.Value:
-        return self.builder.select(condition, self.int(yes), self.int(no))
+        return self.builder.select(condition, self.whole(yes), self.whole(no))
 
     def int_equal(self, left: Operand, right: Operand) -> ir.Value:
-        return self.builder.icmp_signed("==", self.int(left), self.int(right))
+        return self.builder.icmp_signed("==", self.whole(left), self.whole(right))
 
     def power_of_two(self, exponent: ir.Value) -> ir.Value:
         """2.0 ** exponent for an integer exponent of a normal result."""
@@ -154,7 +160,9 @@ class FloatArithmetic:
         return self.builder.fptrunc(double, self.type)
 
 
-def call_per_lane(builder: ElementBuilder, name: str, scalar: ir.Type, *arguments: ir.Value) -> ir.Value:
+def call_per_lane(
+    builder: ElementBuilder, name: str, scalar: ir.Type, *arguments: ir.Value
+) -> ir.Value:
     """Calls a function of the C library, from scalars to a scalar of one type, on each lane."""
     emit = builder.builder
     callee = builder.function.external(name, scalar, [scalar] * len(arguments))

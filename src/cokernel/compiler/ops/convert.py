@@ -1,7 +1,7 @@
 """convert_element_type, bitcast_convert_type and reduce_precision, with XLA's results.
 
-Float to integer truncates, saturates, and makes NaN zero. Integers wrap. A conversion to a float narrower than float32 rounds to
-float32 first and then once more, as XLA does.
+Float to integer truncates, saturates, and makes NaN zero. Integers wrap. A conversion to a float
+narrower than float32 rounds to float32 first and then once more, as XLA does.
 """
 
 from typing import Any
@@ -15,9 +15,8 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import Kind, f32, f64, half, i8, i16, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
-from cokernel.compiler.ops.arithmetic import FLOAT_BITS
+from cokernel.compiler.ops.arithmetic import FLOAT_BITS, FloatArithmetic
 from cokernel.compiler.ops.registry import Operation, apply_elementwise, elementwise, rule
-from cokernel.compiler.ops.shape import reinterpret
 from cokernel.compiler.ops.shape import reinterpret
 from cokernel.compiler.values import Value
 
@@ -29,14 +28,15 @@ NARROW_INTEGERS: dict[np.dtype, int] = {
 }
 
 
-def bit_width(dtype) -> int:
+def bit_width(dtype: Any) -> int:
     """The number of bits of an integer dtype; four for int4, though its register has eight."""
     dtype = np.dtype(dtype)
     return NARROW_INTEGERS.get(dtype, 8 * dtype.itemsize)
 
 
-def wrap(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
-    """Makes the upper bits of a narrow integer's register agree with the lower ones again, after arithmetic."""
+def wrap(builder: ElementBuilder, dtype: Any, register: ir.Value) -> ir.Value:
+    """Makes the upper bits of a narrow integer's register agree with the lower ones again, after
+    arithmetic."""
     if np.dtype(dtype) not in NARROW_INTEGERS:
         return register
     spare = builder.constant(i8, 8 - bit_width(dtype))
@@ -46,7 +46,7 @@ def wrap(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
     return builder.builder.lshr(shifted, spare)
 
 
-def convert(builder: ElementBuilder, source, target, register: ir.Value) -> ir.Value:
+def convert(builder: ElementBuilder, source: Any, target: Any, register: ir.Value) -> ir.Value:
     """A register of dtype `source` as one of dtype `target`."""
     source, target = np.dtype(source), np.dtype(target)
     if source == target:
@@ -96,17 +96,28 @@ def _integer_to_float(
 def _float_to_integer(
     builder: ElementBuilder, source: np.dtype, target: np.dtype, register: ir.Value
 ) -> ir.Value:
+    a = FloatArithmetic(builder, floats.compute_type(source))
     value = floats.widen(builder, source, register)
+    width = bit_width(target)
     is_signed = kind(target) is Kind.SIGNED
-    result = builder.type(register_type(target))
-    name = "llvm.fptosi.sat" if is_signed else "llvm.fptoui.sat"
-    converted = builder.intrinsic(name, result, [value], overloads=[result, value.type])
-    if target not in NARROW_INTEGERS:
-        return converted
-    low, high = (int(limit) for limit in (ml_dtypes.iinfo(target).min, ml_dtypes.iinfo(target).max))
-    prefix = "llvm.s" if is_signed else "llvm.u"
-    converted = builder.intrinsic(f"{prefix}max", result, [converted, builder.constant(i8, low)])
-    return builder.intrinsic(f"{prefix}min", result, [converted, builder.constant(i8, high)])
+    low, high = (
+        (-(1 << (width - 1)), (1 << (width - 1)) - 1) if is_signed else (0, (1 << width) - 1)
+    )
+    # Through 32 bits at least, because processors convert vectors to no fewer. LLVM's saturating
+    # conversions would do all this, but a loop with one in it is not vectorised.
+    scalar = ir.IntType(max(width, 32))
+    wide = builder.type(scalar)
+    too_high = a.compare(">=", value, float(high + 1))
+    # Where low - 1 is no float it rounds to low, whose result is the same.
+    too_low = a.compare("<=", value, float(low - 1))
+    fits = a.is_not(a.either(a.either(too_high, too_low), a.is_nan(value)))
+    safe = a.select(fits, value, 0.0)
+    convert_float = builder.builder.fptosi if is_signed else builder.builder.fptoui
+    number = convert_float(safe, wide)
+    number = builder.builder.select(too_high, builder.constant(scalar, high), number)
+    number = builder.builder.select(too_low, builder.constant(scalar, low), number)
+    final = builder.type(register_type(target))
+    return number if final == wide else builder.builder.trunc(number, final)
 
 
 def _float_to_float(
@@ -131,8 +142,8 @@ def convert_element_type(
 
 @elementwise(lax.reduce_precision_p)
 def reduce_precision(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
-    """Rounds to fewer bits of exponent and significand, keeping the dtype. Too large becomes infinite; what would be
-    subnormal becomes zero; NaN stays."""
+    """Rounds to fewer bits of exponent and significand, keeping the dtype. Too large becomes
+    infinite; what would be subnormal becomes zero; NaN stays."""
     exponent_bits, significand_bits = (
         operation.params[name] for name in ("exponent_bits", "mantissa_bits")
     )
@@ -175,8 +186,8 @@ def reduce_precision(builder: ElementBuilder, operation: Operation, register: ir
 
 @rule(lax.bitcast_convert_type_p)
 def bitcast_convert_type(context: Context, eqn: Any, operand: Value) -> Value:
-    """The same bits under another dtype. Between widths a dimension is added or removed at the end, whose elements are the
-    parts of one wide element, lowest first."""
+    """The same bits under another dtype. Between widths a dimension is added or removed at the end,
+    whose elements are the parts of one wide element, lowest first."""
     aval = eqn.outvars[0].aval
     source, target = np.dtype(operand.dtype), np.dtype(aval.dtype)
     before, after = (_bits(dtype) for dtype in (source, target))
@@ -191,7 +202,7 @@ def _bits(dtype: np.dtype) -> int:
     return bit_width(dtype) if kind(dtype) in (Kind.SIGNED, Kind.UNSIGNED) else 8 * dtype.itemsize
 
 
-def to_bits(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
+def to_bits(builder: ElementBuilder, dtype: Any, register: ir.Value) -> ir.Value:
     """The register's bits as an integer; of a narrow integer only its own bits may be set."""
     dtype = np.dtype(dtype)
     if register_type(dtype) in (half, f32, f64):
@@ -201,7 +212,7 @@ def to_bits(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
     return register
 
 
-def from_bits(builder: ElementBuilder, dtype, bits: ir.Value) -> ir.Value:
+def from_bits(builder: ElementBuilder, dtype: Any, bits: ir.Value) -> ir.Value:
     """The register of a dtype whose bits an integer holds."""
     if register_type(dtype) in (half, f32, f64):
         return builder.builder.bitcast(bits, builder.type(register_type(dtype)))

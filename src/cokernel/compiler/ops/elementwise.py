@@ -1,44 +1,36 @@
-"""Arithmetic, comparison, logic and selection, element by element, with the results of XLA on a CPU.
+"""Arithmetic, extremes and rounding, element by element, with the results of XLA on a CPU.
 
-Integers wrap; division by zero gives all ones and its remainder the dividend; the smallest integer divided by -1 gives itself;
-a shift past the width gives zero, or the sign. Floats round each operation to their own dtype; max and min return NaN
-if either operand is NaN, and hold -0 to be less than +0. Whether denormals are flushed is a state of the
-processor, which XLA sets on its threads; nothing here depends on it.
+Integers wrap; division by zero gives all ones and its remainder the dividend; the smallest integer
+divided by -1 gives itself. Floats round each operation to their own dtype; max and min return NaN
+if either operand is NaN, and hold -0 to be less than +0. Whether denormals are flushed is a state
+of the processor, which XLA sets on its threads; nothing here depends on it.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from jax import lax
 from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import Kind, f32, f64, i1, i8, kind, register_type
+from cokernel.compiler.dtypes import Kind, f32, f64, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.arithmetic import FloatArithmetic
-from cokernel.compiler.ops.convert import (
-    NARROW_INTEGERS,
-    bit_width,
-    convert,
-    from_bits,
-    to_bits,
-    wrap,
-)
+from cokernel.compiler.ops.convert import convert, from_bits, to_bits, wrap
 from cokernel.compiler.ops.registry import Operation, elementwise, rule
 from cokernel.compiler.values import Value
 
 
 def in_float(
     builder: ElementBuilder,
-    dtype,
+    dtype: Any,
     compute: Callable[..., ir.Value],
     *registers: ir.Value,
 ) -> ir.Value:
-    """Computes with float registers in the compute type of their dtype, and rounds the result to the dtype once.
-    `compute` takes the FloatArithmetic of that type and the registers."""
+    """Computes with float registers in the compute type of their dtype, and rounds the result to
+    the dtype once. `compute` takes the FloatArithmetic of that type and the registers."""
     arithmetic = FloatArithmetic(builder, floats.compute_type(dtype))
     wide = [floats.widen(builder, dtype, register) for register in registers]
     return floats.narrow(builder, dtype, compute(arithmetic, *wide))
@@ -48,7 +40,7 @@ def _is_float(operation: Operation) -> bool:
     return floats.is_float(operation.operand_dtypes[0])
 
 
-def _is_signed(dtype) -> bool:
+def _is_signed(dtype: Any) -> bool:
     return kind(dtype) is Kind.SIGNED
 
 
@@ -77,7 +69,7 @@ def subtract(
     return wrap(builder, dtype, builder.builder.sub(left, right))
 
 
-def product(builder: ElementBuilder, dtype, left: ir.Value, right: ir.Value) -> ir.Value:
+def product(builder: ElementBuilder, dtype: Any, left: ir.Value, right: ir.Value) -> ir.Value:
     """The product of two registers of a dtype; of bools, whether both are true."""
     if floats.is_float(dtype):
         return in_float(builder, dtype, FloatArithmetic.multiply, left, right)
@@ -90,7 +82,8 @@ def product(builder: ElementBuilder, dtype, left: ir.Value, right: ir.Value) -> 
 def multiply(
     builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
 ) -> ir.Value:
-    """The product, of operands that are converted to the dtype of the result first (`out_dtype`)."""
+    """The product, of operands that are converted to the dtype of the result first
+    (`out_dtype`)."""
     dtype = operation.result_dtype
     left, right = (
         convert(builder, source, dtype, register)
@@ -132,8 +125,8 @@ def one_minus_square(builder: ElementBuilder, operation: Operation, register: ir
 
 @elementwise(lax.polynomial_p)
 def polynomial(builder: ElementBuilder, operation: Operation, *registers: ir.Value) -> ir.Value:
-    """Horner's rule; the operands are x and the coefficients from the lowest power up. Product and sum of
-    float32 and float64 are one operation where the processor has it, as in XLA."""
+    """Horner's rule; the operands are x and the coefficients from the lowest power up. Product and
+    sum of float32 and float64 are one operation where the processor has it, as in XLA."""
     x, *coefficients = registers
     dtype = operation.result_dtype
     binary = Operation({}, (dtype, dtype), dtype)
@@ -161,10 +154,14 @@ def integer_power(builder: ElementBuilder, operation: Operation, register: ir.Va
     one = constant(builder, dtype, 1)
     if result is None:
         return one
-    return divide(builder, Operation({}, (dtype, dtype), dtype), one, result) if exponent < 0 else result
+    return (
+        divide(builder, Operation({}, (dtype, dtype), dtype), one, result)
+        if exponent < 0
+        else result
+    )
 
 
-def constant(builder: ElementBuilder, dtype, value: int) -> ir.Value:
+def constant(builder: ElementBuilder, dtype: Any, value: int) -> ir.Value:
     """A small integer as a register of any dtype."""
     if floats.is_float(dtype):
         wide = builder.constant(floats.compute_type(dtype), float(value))
@@ -205,16 +202,18 @@ def remainder(
 
 
 def _safe_divisor(
-    builder: ElementBuilder, dtype, left: ir.Value, right: ir.Value
+    builder: ElementBuilder, dtype: Any, left: ir.Value, right: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """The divisor, or 1 where dividing would trap: by zero, and the smallest integer by -1, of which 1 gives the right
-    quotient and remainder anyway. Second, where it is zero."""
+    """The divisor, or 1 where dividing would trap: by zero, and the smallest integer by -1, of
+    which 1 gives the right quotient and remainder anyway. Second, where it is zero."""
     emit = builder.builder
     scalar = register_type(dtype)
     is_zero = emit.icmp_unsigned("==", right, builder.constant(scalar, 0))
     unsafe = is_zero
     if _is_signed(dtype):
-        is_smallest = emit.icmp_signed("==", left, builder.constant(scalar, -(1 << (scalar.width - 1))))
+        is_smallest = emit.icmp_signed(
+            "==", left, builder.constant(scalar, -(1 << (scalar.width - 1)))
+        )
         is_minus_one = emit.icmp_signed("==", right, builder.constant(scalar, -1))
         unsafe = emit.or_(is_zero, emit.and_(is_smallest, is_minus_one))
     return emit.select(unsafe, builder.constant(scalar, 1), right), is_zero
@@ -269,7 +268,9 @@ def sign(builder: ElementBuilder, operation: Operation, register: ir.Value) -> i
     return emit.or_(positive, negative)
 
 
-def extreme(builder: ElementBuilder, dtype, name: str, left: ir.Value, right: ir.Value) -> ir.Value:
+def extreme(
+    builder: ElementBuilder, dtype: Any, name: str, left: ir.Value, right: ir.Value
+) -> ir.Value:
     """The greater ("max") or the lesser ("min") of two registers of a dtype."""
     match kind(dtype):
         case Kind.FLOAT | Kind.BITS_FLOAT:
@@ -308,188 +309,6 @@ def clamp(
     return extreme(builder, dtype, "min", extreme(builder, dtype, "max", low, register), high)
 
 
-# Comparison and selection.
-
-# For each comparison: LLVM's operator, and whether it holds of unordered operands.
-COMPARISONS: dict[Any, str] = {
-    lax.eq_p: "==",
-    lax.ne_p: "!=",
-    lax.lt_p: "<",
-    lax.le_p: "<=",
-    lax.gt_p: ">",
-    lax.ge_p: ">=",
-}
-
-
-def compare(
-    builder: ElementBuilder, dtype, operator: str, left: ir.Value, right: ir.Value
-) -> ir.Value:
-    """Compares two registers of a dtype. With NaN only "!=" holds."""
-    emit = builder.builder
-    if floats.is_float(dtype):
-        left, right = (floats.widen(builder, dtype, item) for item in (left, right))
-        return (emit.fcmp_unordered if operator == "!=" else emit.fcmp_ordered)(operator, left, right)
-    return (emit.icmp_signed if _is_signed(dtype) else emit.icmp_unsigned)(operator, left, right)
-
-
-def _register_comparison(primitive: Any, operator: str) -> None:
-    @elementwise(primitive)
-    def rule_of_comparison(
-        builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
-    ) -> ir.Value:
-        return compare(builder, operation.operand_dtypes[0], operator, left, right)
-
-
-for _primitive, _operator in COMPARISONS.items():
-    _register_comparison(_primitive, _operator)
-
-
-def _register_total_order(primitive: Any, operator: str) -> None:
-    @elementwise(primitive)
-    def rule_of_total_order(
-        builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
-    ) -> ir.Value:
-        dtype = operation.operand_dtypes[0]
-        if not floats.is_float(dtype):
-            return compare(builder, dtype, operator, left, right)
-        keys = [total_order_key(builder, dtype, item) for item in (left, right)]
-        return builder.builder.icmp_signed(operator, *keys)
-
-
-for _primitive, _operator in {lax.eq_to_p: "==", lax.lt_to_p: "<", lax.le_to_p: "<="}.items():
-    _register_total_order(_primitive, _operator)
-
-
-def total_order_key(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
-    """A signed integer that orders floats as IEEE 754's totalOrder does: -NaN, -inf, ..., -0, +0, ..., inf, NaN."""
-    a = FloatArithmetic(builder, floats.compute_type(dtype))
-    wide = floats.widen(builder, dtype, register)
-    if floats.has_negative_nan(dtype):
-        wide = a.select(a.is_nan(wide), a.negate(wide), wide)
-    bits = a.bits(wide)
-    width = a.integer.width
-    flip = a.shift_right(a.shift_right_signed(bits, width - 1), 1)
-    return builder.builder.xor(bits, flip)
-
-
-@elementwise(lax.select_n_p)
-def select(
-    builder: ElementBuilder, operation: Operation, which: ir.Value, *cases: ir.Value
-) -> ir.Value:
-    """The case that a bool or an int32 picks; out of range, the nearest case."""
-    if len(cases) == 1:
-        return cases[0]
-    if kind(operation.operand_dtypes[0]) is Kind.BOOL:
-        return builder.builder.select(which, cases[1], cases[0])
-    chosen = cases[0]
-    for number, case in enumerate(cases[1:], 1):
-        limit = builder.constant(register_type(operation.operand_dtypes[0]), number)
-        chosen = builder.builder.select(builder.builder.icmp_signed(">=", which, limit), case, chosen)
-    return chosen
-
-
-# Bits.
-
-
-@elementwise(lax.and_p)
-def bitwise_and(
-    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
-) -> ir.Value:
-    """Bitwise, and logical of bools."""
-    return builder.builder.and_(left, right)
-
-
-@elementwise(lax.or_p)
-def bitwise_or(
-    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
-) -> ir.Value:
-    """Bitwise, and logical of bools."""
-    return builder.builder.or_(left, right)
-
-
-@elementwise(lax.xor_p)
-def bitwise_xor(
-    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
-) -> ir.Value:
-    """Bitwise, and logical of bools."""
-    return builder.builder.xor(left, right)
-
-
-@elementwise(lax.not_p)
-def bitwise_not(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
-    """Bitwise, and logical of bools."""
-    dtype = operation.result_dtype
-    ones = builder.constant(register_type(dtype), 1 if register_type(dtype) == i1 else -1)
-    return wrap(builder, dtype, builder.builder.xor(register, ones))
-
-
-def _shift_count(builder: ElementBuilder, dtype, count: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The count, limited to what LLVM defines, and whether it was within the width; negative counts are beyond it."""
-    scalar = register_type(dtype)
-    width = builder.constant(scalar, bit_width(dtype))
-    is_inside = builder.builder.icmp_unsigned("<", count, width)
-    last = builder.constant(scalar, bit_width(dtype) - 1)
-    return builder.builder.select(is_inside, count, last), is_inside
-
-
-@elementwise(lax.shift_left_p)
-def shift_left(
-    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
-) -> ir.Value:
-    """Zero past the width."""
-    dtype = operation.result_dtype
-    count, is_inside = _shift_count(builder, dtype, right)
-    shifted = builder.builder.shl(left, count)
-    zero = builder.constant(register_type(dtype), 0)
-    return wrap(builder, dtype, builder.builder.select(is_inside, shifted, zero))
-
-
-@elementwise(lax.shift_right_logical_p)
-def shift_right_logical(
-    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
-) -> ir.Value:
-    """Zero past the width."""
-    dtype = operation.result_dtype
-    count, is_inside = _shift_count(builder, dtype, right)
-    shifted = builder.builder.lshr(to_bits(builder, dtype, left), count)
-    zero = builder.constant(register_type(dtype), 0)
-    return wrap(builder, dtype, builder.builder.select(is_inside, shifted, zero))
-
-
-@elementwise(lax.shift_right_arithmetic_p)
-def shift_right_arithmetic(
-    builder: ElementBuilder, operation: Operation, left: ir.Value, right: ir.Value
-) -> ir.Value:
-    """Copies of the topmost bit past the width, of unsigned integers too."""
-    dtype = operation.result_dtype
-    count, _ = _shift_count(builder, dtype, right)
-    if np.dtype(dtype) in NARROW_INTEGERS and not _is_signed(dtype):
-        spare = builder.constant(i8, 8 - bit_width(dtype))
-        left = builder.builder.ashr(builder.builder.shl(left, spare), spare)
-    return wrap(builder, dtype, builder.builder.ashr(left, count))
-
-
-@elementwise(lax.population_count_p)
-def population_count(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
-    """The number of bits that are one."""
-    counted = builder.intrinsic("llvm.ctpop", register.type, [register])
-    return wrap(builder, operation.result_dtype, counted)
-
-
-@elementwise(lax.clz_p)
-def count_leading_zeros(
-    builder: ElementBuilder, operation: Operation, register: ir.Value
-) -> ir.Value:
-    """The number of zero bits above the highest one; the width for zero."""
-    dtype = operation.result_dtype
-    scalar = register_type(dtype)
-    bits = to_bits(builder, dtype, register)
-    arguments = [bits, ir.Constant(i1, 0)]
-    counted = builder.intrinsic("llvm.ctlz", register.type, arguments)
-    unused = builder.constant(scalar, scalar.width - bit_width(dtype))
-    return wrap(builder, dtype, builder.builder.sub(counted, unused))
-
-
 # Rounding and the like.
 
 
@@ -526,7 +345,8 @@ def is_finite(builder: ElementBuilder, operation: Operation, register: ir.Value)
 def next_after(
     builder: ElementBuilder, operation: Operation, start: ir.Value, end: ir.Value
 ) -> ir.Value:
-    """The neighbour of the first operand on the way to the second, among the numbers of the dtype."""
+    """The neighbour of the first operand on the way to the second, among the numbers of the
+    dtype."""
     dtype = operation.result_dtype
     emit = builder.builder
     if dtype in floats.FORMATS:
@@ -549,7 +369,7 @@ def next_after(
     a = FloatArithmetic(builder, floats.compute_type(dtype))
     result = from_bits(builder, dtype, emit.select(a.compare("==", *wide), bits[1], moved))
     is_nan = a.either(a.is_nan(wide[0]), a.is_nan(wide[1]))
-    nan = floats.narrow(builder, dtype, a.float(float("nan")))
+    nan = floats.narrow(builder, dtype, a.real(float("nan")))
     return emit.select(is_nan, nan, result)
 
 
@@ -558,7 +378,8 @@ def next_after(
 
 @rule(lax.copy_p, _jax.pvary_p, _jax.reduced_vary_cast_p, lax.optimization_barrier_p)
 def identity(context: Context, eqn: Any, *operands: Value) -> Sequence[Value]:
-    """The operands: a promise or a hint, or a copy that values, which nobody writes to, do not need."""
+    """The operands: a promise or a hint, or a copy that values, which nobody writes to, do not
+    need."""
     return operands
 
 

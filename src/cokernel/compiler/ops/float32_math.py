@@ -1,19 +1,21 @@
-"""Mathematical functions of float32 as straight-line code, which LLVM vectorises: reductions of the argument and polynomials.
+"""Mathematical functions of float32 as straight-line code, which LLVM vectorises: reductions of the
+argument and polynomials.
 
-Each function takes a FloatArithmetic of float and registers of it. Polynomials are minimax fits of relative error made for
-this module (weighted least squares at Chebyshev nodes, Lawson's iteration), each with what it approximates, where, and how well;
-the reductions are the textbook ones (Cody and Waite; Muller, "Elementary Functions"). Where a float32 computation would lose
-more than an ulp or two, the function works in double and rounds once. The errors in ulps of float32 that each function reaches,
-measured against float64, are kept in tests/compiler/ops/test_math.py.
+Each function takes a FloatArithmetic of float and registers of it. Polynomials are minimax fits of
+relative error made for this module (weighted least squares at Chebyshev nodes, Lawson's iteration),
+each with what it approximates, where, and how well; the reductions are the textbook ones (Cody and
+Waite; Muller, "Elementary Functions"). Where a float32 computation would lose more than an ulp or
+two, the function works in double and rounds once. The errors in ulps of float32 that each function
+reaches, measured against float64, are kept in tests/compiler/ops/test_math.py.
 
-NaN gives NaN, and the results at infinities, at zeros of either sign and outside the domain are those of the C library.
+NaN gives NaN, and the results at infinities, at zeros of either sign and outside the domain are
+those of the C library.
 """
 
 import math
 
 from llvmlite import ir
 
-from cokernel.compiler.dtypes import i32
 from cokernel.compiler.ops.arithmetic import FloatArithmetic
 
 INFINITY = float("inf")
@@ -28,7 +30,6 @@ ROUND_FLOAT = 1.5 * 2.0**23
 ROUND_DOUBLE = 1.5 * 2.0**52
 
 SQRT_HALF_FLOAT = 0x3F3504F3
-SQRT_HALF_DOUBLE = 0x3FE6A09E667F3BCD
 
 # (exp(r) - 1 - r) / r**2 for |r| <= log(2) / 2; of exp the error is 2**-28, of expm1 2**-32.
 EXP = (0.49999994, 0.1666652, 0.041668408, 0.008368914, 0.001381419)
@@ -40,7 +41,8 @@ LOG = (
     0.33333313, -0.25000009, 0.20002124, -0.16668006, 0.14219452,
     -0.1240534, 0.11888697, -0.116775155, 0.06747731,
 )  # fmt: skip
-# (sin(r) - r) / r**3 and (cos(r) - 1 + r**2 / 2) / r**4 in r**2 for |r| <= pi / 4: 2**-37 and 2**-33.
+# (sin(r) - r) / r**3 and (cos(r) - 1 + r**2 / 2) / r**4 in r**2 for |r| <= pi / 4: 2**-37 and
+# 2**-33.
 SIN = (-0.16666667, 0.008333329, -0.00019839311, 2.718112e-06)
 COS = (0.041666646, -0.0013887316, 2.4433062e-05)
 # (atan(t) - t) / t**3 in t**2 for 0 <= t <= 1: 2**-28.
@@ -56,20 +58,9 @@ ERF_BELOW = (
     1.0, 0.50403374, 0.11732147, 0.016242269, 0.0014123289, 7.1611154e-05, 2.5298033e-07,
 )  # fmt: skip
 
-# In double. (2**r - 1) / r for |r| <= 1/2: 2**-45.
-EXP2_DOUBLE = (
-    0.693147180559883, 0.2402265069571949, 0.05550410866852474, 0.009618129182129483,
-    0.001333355760833613, 0.00015403440125324596, 1.525299945896223e-05,
-    1.3258512193778701e-06, 1.0146700734854571e-07,
-)  # fmt: skip
-# atanh(s) / s in s**2 for |s| <= (sqrt(2) - 1) / (sqrt(2) + 1): 2**-47.
-ATANH_DOUBLE = (
-    0.9999999999999994, 0.33333333333417847, 0.19999999942543054, 0.14285722276152113,
-    0.11110751588665482, 0.0909053134101613, 0.08080994813807212,
-)  # fmt: skip
-
-# For each window of magnitudes: where it starts, by which power of two an argument in it is multiplied so that it stays an integer
-# below 2**51, and the inverse of that power times 2 / pi, modulo 4, in three parts: 29 bits, 29 bits, and the rest.
+# For each window of magnitudes: where it starts, by which power of two an argument in it is
+# multiplied so that it stays an integer below 2**51, and the inverse of that power times 2 / pi,
+# modulo 4, in three parts: 29 bits, 29 bits, and the rest.
 TWO_OVER_PI = (
     (0.0, 0, (0.6366197690367699, 3.3308114738561656e-09, 2.276010073078396e-18)),
     (2.0**50, 27, (3.447053946554661, 2.168126039814311e-09, 1.0330342399379403e-17)),
@@ -103,7 +94,8 @@ def _reduce_exp(a: FloatArithmetic, x: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _scale(a: FloatArithmetic, value: ir.Value, exponent: ir.Value) -> ir.Value:
-    """value * 2**exponent in two steps, so that results that overflow or are denormal come out right."""
+    """value * 2**exponent in two steps, so that results that overflow or are denormal come out
+    right."""
     half = a.shift_right_signed(exponent, 1)
     value = a.multiply(value, a.power_of_two(half))
     return a.multiply(value, a.power_of_two(a.int_subtract(exponent, half)))
@@ -178,8 +170,9 @@ def _log_special(a: FloatArithmetic, x: ir.Value, value: ir.Value) -> ir.Value:
     return a.select(a.compare(">=", x, 0.0), value, NAN)
 
 
-def _split(a: FloatArithmetic, x: ir.Value, sqrt_half: int) -> tuple[ir.Value, ir.Value]:
-    """m and the integer e with x = m * 2**e and sqrt(1/2) <= m < sqrt(2), for a normal positive x."""
+def split_significand(a: FloatArithmetic, x: ir.Value, sqrt_half: int) -> tuple[ir.Value, ir.Value]:
+    """m and the integer e with x = m * 2**e and sqrt(1/2) <= m < sqrt(2), for a normal positive
+    x."""
     bits = a.int_subtract(a.bits(x), sqrt_half)
     exponent = a.shift_right_signed(bits, a.significand_bits)
     low = a.int_and(bits, (1 << a.significand_bits) - 1)
@@ -189,7 +182,9 @@ def _split(a: FloatArithmetic, x: ir.Value, sqrt_half: int) -> tuple[ir.Value, i
 def _split_any(a: FloatArithmetic, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The same for denormals too; the exponent comes as a float."""
     is_small = a.compare("<", x, 2.0**-126)
-    significand, exponent = _split(a, a.select(is_small, a.multiply(x, 2.0**23), x), SQRT_HALF_FLOAT)
+    significand, exponent = split_significand(
+        a, a.select(is_small, a.multiply(x, 2.0**23), x), SQRT_HALF_FLOAT
+    )
     exponent = a.builder.sitofp(exponent, a.type)
     return significand, a.subtract(exponent, a.select(is_small, 23.0, 0.0))
 
@@ -212,14 +207,14 @@ def log(a: FloatArithmetic, x: ir.Value) -> ir.Value:
 def log2(a: FloatArithmetic, x: ir.Value) -> ir.Value:
     """The logarithm to base 2, exact for powers of two."""
     significand, exponent = _split_any(a, x)
-    fraction = _log_sum(a, a.subtract(significand, 1.0), a.float(0.0))
+    fraction = _log_sum(a, a.subtract(significand, 1.0), a.real(0.0))
     return _log_special(a, x, a.multiply_add(fraction, LOG2_E, exponent))
 
 
 def log1p(a: FloatArithmetic, x: ir.Value) -> ir.Value:
     """log(1 + x), accurate near zero."""
     whole = a.add(x, 1.0)
-    significand, exponent = _split(a, whole, SQRT_HALF_FLOAT)
+    significand, exponent = split_significand(a, whole, SQRT_HALF_FLOAT)
     # (1 + x) / 2**e - 1 with one rounding: `whole` has lost what matters when x is small.
     scale = a.power_of_two(a.int_subtract(0, exponent))
     f = a.multiply_add(x, scale, a.subtract(scale, 1.0))
@@ -263,14 +258,16 @@ def atanh(a: FloatArithmetic, x: ir.Value) -> ir.Value:
 
 
 def _reduce_angle(a: FloatArithmetic, magnitude: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """r and an integer n with magnitude = n * pi / 2 + r and |r| <= pi / 4, n modulo 4, for any finite magnitude.
+    """r and an integer n with magnitude = n * pi / 2 + r and |r| <= pi / 4, n modulo 4, for any
+    finite magnitude.
 
-    In double, with 2 / pi modulo 4 from TWO_OVER_PI: the products with its first two parts are exact, and taking multiples of
-    4 from them is too. The error of r / (pi / 2) is below 2**-56; no float32 is so close to a multiple of pi / 2 that this shows.
+    In double, with 2 / pi modulo 4 from TWO_OVER_PI: the products with its first two parts are
+    exact, and taking multiples of 4 from them is too. The error of r / (pi / 2) is below 2**-56; no
+    float32 is so close to a multiple of pi / 2 that this shows.
     """
     d, x = a.widened(magnitude)
-    high, middle, low = (d.float(part) for part in TWO_OVER_PI[0][2])
-    scale = d.float(1.0)
+    high, middle, low = (d.real(part) for part in TWO_OVER_PI[0][2])
+    scale = d.real(1.0)
     for start, power, parts in TWO_OVER_PI[1:]:
         is_inside = d.compare(">=", x, start)
         high, middle, low, scale = (
@@ -344,7 +341,7 @@ def atan2(a: FloatArithmetic, y: ir.Value, x: ir.Value) -> ir.Value:
     angle = a.multiply_add(a.multiply(ratio, square), a.polynomial(square, ATAN), ratio)
     steep = a.add(a.subtract(math.pi / 2, angle), HALF_PI_LOW)
     angle = a.select(is_steep, steep, angle)
-    is_left = a.builder.icmp_signed("<", a.bits(x), a.int(0))
+    is_left = a.builder.icmp_signed("<", a.bits(x), a.whole(0))
     angle = a.select(is_left, a.add(a.subtract(math.pi, angle), PI_LOW), angle)
     angle = a.copy_sign(angle, y)
     return a.select(a.either(a.is_nan(x), a.is_nan(y)), NAN, angle)
@@ -352,7 +349,7 @@ def atan2(a: FloatArithmetic, y: ir.Value, x: ir.Value) -> ir.Value:
 
 def atan(a: FloatArithmetic, x: ir.Value) -> ir.Value:
     """The angle whose tangent is x."""
-    return atan2(a, x, a.float(1.0))
+    return atan2(a, x, a.real(1.0))
 
 
 def asin(a: FloatArithmetic, x: ir.Value) -> ir.Value:
@@ -365,72 +362,6 @@ def acos(a: FloatArithmetic, x: ir.Value) -> ir.Value:
     """The angle whose cosine is x, by that of half of it."""
     half = atan2(a, a.square_root(a.subtract(1.0, x)), a.square_root(a.add(x, 1.0)))
     return a.add(half, half)
-
-
-# Powers and roots.
-
-
-def log2_double(d: FloatArithmetic, x: ir.Value) -> ir.Value:
-    """The logarithm to base 2 of a normal positive double, with an error of 2**-46."""
-    significand, exponent = _split(d, x, SQRT_HALF_DOUBLE)
-    s = d.divide(d.subtract(significand, 1.0), d.add(significand, 1.0))
-    fraction = d.multiply(s, d.polynomial(d.multiply(s, s), ATANH_DOUBLE))
-    # Through 32 bits, from which more processors convert vectors.
-    number = d.builder.trunc(exponent, d.elements.type(i32))
-    return d.multiply_add(fraction, 2 * LOG2_E, d.builder.sitofp(number, d.type))
-
-
-def exp2_double(d: FloatArithmetic, x: ir.Value) -> ir.Value:
-    """2**x in double, with a relative error of 2**-44; beyond the range of float32 it is held at a power out of that range."""
-    x = limited(d, x, -200.0, 200.0)
-    shifted = d.add(x, ROUND_DOUBLE)
-    rest = d.subtract(x, d.subtract(shifted, ROUND_DOUBLE))
-    value = d.multiply_add(rest, d.polynomial(rest, EXP2_DOUBLE), 1.0)
-    number = d.int_subtract(d.bits(shifted), d.bits(ROUND_DOUBLE))
-    return d.multiply(value, d.power_of_two(number))
-
-
-def power(a: FloatArithmetic, x: ir.Value, y: ir.Value) -> ir.Value:
-    """x**y, with the C library's results where one of them is zero, infinite, NaN or x is negative."""
-    size = a.absolute(x)
-    d, wide = a.widened(size)
-    logarithm = log2_double(d, wide)
-    logarithm = d.select(d.compare("==", wide, 0.0), -INFINITY, logarithm)
-    # Infinity and NaN are their own logarithms.
-    logarithm = d.select(d.compare("<", wide, INFINITY), logarithm, wide)
-    _, wide_y = a.widened(y)
-    value = a.narrowed(exp2_double(d, d.multiply(wide_y, logarithm)))
-    # Of an infinite y, where the logarithm is zero.
-    is_unit = a.both(a.compare("==", size, 1.0), a.compare("==", y, y))
-    value = a.select(is_unit, 1.0, value)
-    half = a.multiply(y, 0.5)
-    is_integer = a.compare("==", a.call("llvm.floor", y), y)
-    is_even = a.compare("==", a.call("llvm.floor", half), half)
-    is_negative = a.builder.icmp_signed("<", a.bits(x), a.int(0))
-    is_odd = a.both(is_integer, a.is_not(is_even))
-    value = a.select(a.both(is_negative, is_odd), a.negate(value), value)
-    is_finite_negative = a.both(a.compare("<", x, 0.0), a.compare(">", x, -INFINITY))
-    value = a.select(a.both(is_finite_negative, a.is_not(is_integer)), NAN, value)
-    # Even of NaN.
-    return a.select(a.either(a.compare("==", x, 1.0), a.compare("==", y, 0.0)), 1.0, value)
-
-
-def cbrt(a: FloatArithmetic, x: ir.Value) -> ir.Value:
-    """The cube root: a third of the exponent, and two of Halley's steps in double."""
-    size = a.absolute(x)
-    is_small = a.compare("<", size, 2.0**-126)
-    normal = a.select(is_small, a.multiply(size, 2.0**24), size)
-    third = a.builder.udiv(a.bits(normal), a.int(3))
-    d, root = a.widened(a.from_bits(a.int_add(third, 709958130)))
-    _, wide = a.widened(normal)
-    for _ in range(2):
-        cube = d.multiply(root, d.multiply(root, root))
-        above = d.add(cube, d.add(wide, wide))
-        below = d.add(d.add(cube, cube), wide)
-        root = d.multiply(root, d.divide(above, below))
-    root = d.multiply(root, d.select(is_small, 2.0**-8, 1.0))
-    is_regular = a.both(a.compare(">", size, 0.0), a.compare("<", size, INFINITY))
-    return a.select(is_regular, a.copy_sign(a.narrowed(root), x), x)
 
 
 # The error function.

@@ -1,10 +1,13 @@
-"""Floats narrower than float32: how they become float32 for arithmetic, and how a float32 is rounded to them.
+"""Floats narrower than float32: how they become float32 for arithmetic, and how a float32 is
+rounded to them.
 
-bfloat16 and the 8-bit floats live in integer registers. All of them, and float16, are exact in float32, and rounding a float32
-to them once, to nearest even, is what XLA does, for conversions and after each operation alike.
+bfloat16 and the 8-bit floats live in integer registers. All of them, and float16, are exact in
+float32, and rounding a float32 to them once, to nearest even, is what XLA does, for conversions and
+after each operation alike.
 """
 
 import dataclasses
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,8 +22,9 @@ from cokernel.compiler.ops.arithmetic import FloatArithmetic
 class Format:
     """An 8-bit float: one sign bit, `exponent_bits`, `significand_bits`.
 
-    `has_infinity` formats follow IEEE 754. The others have no infinity: a result too large becomes NaN, which is
-    the all-ones code or, where `nan_is_negative_zero`, the code of the zero they have only one of.
+    `has_infinity` formats follow IEEE 754. The others have no infinity: a result too large becomes
+    NaN, which is the all-ones code or, where `nan_is_negative_zero`, the code of the zero they have
+    only one of.
     """
 
     exponent_bits: int
@@ -62,24 +66,25 @@ FORMATS: dict[np.dtype, Format] = {
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def _format(dtype) -> Format:
+def _format(dtype: Any) -> Format:
     dtype = np.dtype(dtype)
     if dtype not in FORMATS:
         raise NotImplementedError(f"the CPU compiler has no arithmetic for dtype {dtype}")
     return FORMATS[dtype]
 
 
-def has_negative_nan(dtype) -> bool:
+def has_negative_nan(dtype: Any) -> bool:
     """Whether the NaN of the dtype stands where negative zero would."""
     return np.dtype(dtype) in FORMATS and FORMATS[np.dtype(dtype)].nan_is_negative_zero
 
 
-def compute_type(dtype) -> ir.Type:
-    """The LLVM type in which functions of a float dtype are computed: double for float64, else float."""
+def compute_type(dtype: Any) -> ir.Type:
+    """The LLVM type in which functions of a float dtype are computed: double for float64, else
+    float."""
     return f64 if register_type(dtype) == f64 else f32
 
 
-def widen(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
+def widen(builder: ElementBuilder, dtype: Any, register: ir.Value) -> ir.Value:
     """A register of a float dtype in its compute type. Exact."""
     dtype = np.dtype(dtype)
     emit = builder.builder
@@ -100,14 +105,17 @@ def _widen_8bit(a: FloatArithmetic, form: Format, bits: ir.Value) -> ir.Value:
     magnitude = a.int_and(bits, 0x7F)
     shifted = a.shift_left(magnitude, 23 - form.significand_bits)
     normal = a.from_bits(a.int_add(shifted, (127 - form.bias) << 23))
-    # Built by a conversion and a product, because as bits they would be a float32 denormal, which the processor may flush.
+    # Built by a conversion and a product, because as bits they would be a float32 denormal, which
+    # the processor may flush.
     least = 2.0 ** (1 - form.bias - form.significand_bits)
     subnormal = a.multiply(a.builder.uitofp(magnitude, a.type), least)
-    is_subnormal = a.builder.icmp_unsigned("<", magnitude, a.int(1 << form.significand_bits))
+    is_subnormal = a.builder.icmp_unsigned("<", magnitude, a.whole(1 << form.significand_bits))
     value = a.select(is_subnormal, subnormal, normal)
     if form.has_infinity:
         top = a.from_bits(a.int_or(shifted, 0x7F800000))
-        value = a.select(a.builder.icmp_unsigned(">=", magnitude, a.int(form.infinity)), top, value)
+        value = a.select(
+            a.builder.icmp_unsigned(">=", magnitude, a.whole(form.infinity)), top, value
+        )
     elif not form.nan_is_negative_zero:
         value = a.select(a.int_equal(magnitude, form.nan), a.from_bits(0x7FC00000), value)
     signed = a.from_bits(a.int_or(a.bits(value), sign))
@@ -116,7 +124,7 @@ def _widen_8bit(a: FloatArithmetic, form: Format, bits: ir.Value) -> ir.Value:
     return signed
 
 
-def narrow(builder: ElementBuilder, dtype, register: ir.Value) -> ir.Value:
+def narrow(builder: ElementBuilder, dtype: Any, register: ir.Value) -> ir.Value:
     """A register of the compute type rounded to a float dtype, to nearest even."""
     dtype = np.dtype(dtype)
     emit = builder.builder
@@ -146,12 +154,13 @@ def _narrow_8bit(a: FloatArithmetic, form: Format, value: ir.Value) -> ir.Value:
     is_odd = a.int_and(a.shift_right(bits, drop), 1)
     rounded = a.shift_right(a.int_add(bits, a.int_add(is_odd, (1 << (drop - 1)) - 1)), drop)
     normal = a.int_subtract(rounded, (127 - form.bias) << form.significand_bits)
-    # Adding a number whose last place is the smallest subnormal leaves the rounded code in the low bits.
+    # Adding a number whose last place is the smallest subnormal leaves the rounded code in the low
+    # bits.
     magic = 2.0 ** (1 - form.bias - form.significand_bits + 23)
     subnormal = a.int_subtract(a.bits(a.add(magnitude, magic)), a.bits(magic))
     is_subnormal = a.compare("<", magnitude, 2.0 ** (1 - form.bias))
     code = a.int_select(is_subnormal, subnormal, normal)
-    too_large = a.builder.icmp_unsigned(">", code, a.int(form.largest))
+    too_large = a.builder.icmp_unsigned(">", code, a.whole(form.largest))
     overflow = form.infinity if form.has_infinity else form.nan
     sign = a.shift_right(a.int_and(a.bits(value), 0x80000000), 24)
     if form.nan_is_negative_zero:
@@ -164,6 +173,6 @@ def _narrow_8bit(a: FloatArithmetic, form: Format, value: ir.Value) -> ir.Value:
     return a.int_or(code, sign)
 
 
-def is_float(dtype) -> bool:
+def is_float(dtype: Any) -> bool:
     """Whether the dtype holds real floats of any width."""
     return kind(dtype) in (Kind.FLOAT, Kind.BITS_FLOAT)

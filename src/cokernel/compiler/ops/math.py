@@ -1,7 +1,8 @@
 """Exponentials, logarithms, circular and hyperbolic functions, powers and roots.
 
-float32, and the narrower floats through it, have code of our own, which vectorises (float32_math). float64 calls the C library, as
-XLA does for most of these. What `accuracy` asks for is met in any case.
+float32, and the narrower floats through it, have code of our own, which vectorises (float32_math).
+float64 calls the C library, as XLA does for most of these. What `accuracy` asks for is met in any
+case.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from llvmlite import ir
 
 from cokernel.compiler.dtypes import f64, register_type
 from cokernel.compiler.function import ElementBuilder
-from cokernel.compiler.ops import float32_math
+from cokernel.compiler.ops import float32_math, powers
 from cokernel.compiler.ops.arithmetic import FloatArithmetic, call_per_lane
 from cokernel.compiler.ops.convert import convert
 from cokernel.compiler.ops.elementwise import in_float
@@ -22,7 +23,8 @@ Function = Callable[..., ir.Value]
 
 
 def library(name: str) -> Function:
-    """A function of doubles: an LLVM intrinsic, or a function of the C library called on each lane."""
+    """A function of doubles: an LLVM intrinsic, or a function of the C library called on each
+    lane."""
 
     def compute(d: FloatArithmetic, *arguments: ir.Value) -> ir.Value:
         if name.startswith("llvm."):
@@ -70,11 +72,11 @@ FUNCTIONS: dict[Any, tuple[Function, Function]] = {
     lax.atanh_p: (float32_math.atanh, library("atanh")),
     lax.sqrt_p: (square_root, square_root),
     lax.rsqrt_p: (reciprocal_square_root, reciprocal_square_root),
-    lax.cbrt_p: (float32_math.cbrt, library("cbrt")),
+    lax.cbrt_p: (powers.cbrt, library("cbrt")),
 }
 
 
-def function_of(dtype, functions: tuple[Function, Function]) -> Function:
+def function_of(dtype: Any, functions: tuple[Function, Function]) -> Function:
     """The one of two functions that computes for a dtype."""
     return functions[1] if register_type(dtype) == f64 else functions[0]
 
@@ -101,5 +103,5 @@ def power(
     """The base to the power of a float of its dtype, or of an integer, which becomes one."""
     dtype = operation.result_dtype
     exponent = convert(builder, operation.operand_dtypes[1], dtype, exponent)
-    pair = (float32_math.power, library("llvm.pow"))
+    pair = (powers.power, library("llvm.pow"))
     return in_float(builder, dtype, function_of(dtype, pair), base, exponent)

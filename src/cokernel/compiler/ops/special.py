@@ -1,6 +1,7 @@
 """The error function and its relatives, and the logarithm of gamma with its derivative.
 
-The other functions of jax.scipy.special that are primitives (igamma, zeta, Bessel functions, betainc) have no rule here.
+The other functions of jax.scipy.special that are primitives (igamma, zeta, Bessel functions,
+betainc) have no rule here.
 """
 
 import math
@@ -13,6 +14,7 @@ from cokernel.compiler.ops import float32_math
 from cokernel.compiler.ops.arithmetic import FloatArithmetic, call_per_lane
 from cokernel.compiler.ops.float32_math import INFINITY, LOG2_E, NAN
 from cokernel.compiler.ops.math import Function, library, register_function
+from cokernel.compiler.ops.powers import exp2_double, log2_double
 
 # erfc(x) * exp(x**2) in t = 1 / (1 + 0.4 x) for 0 <= x <= 10.2: 2**-35.
 ERFC = (
@@ -52,7 +54,7 @@ def erfc_float32(a: FloatArithmetic, x: ir.Value) -> ir.Value:
     d, wide = a.widened(x)
     size = float32_math.limited(d, d.absolute(wide), None, 10.2)
     t = d.divide(1.0, d.multiply_add(size, 0.4, 1.0))
-    falling = float32_math.exp2_double(d, d.multiply(d.multiply(size, size), -LOG2_E))
+    falling = exp2_double(d, d.multiply(d.multiply(size, size), -LOG2_E))
     value = d.multiply(falling, d.polynomial(t, ERFC))
     value = d.select(d.compare("<", wide, 0.0), d.subtract(2.0, value), value)
     return a.narrowed(value)
@@ -77,13 +79,14 @@ def erf_inv_float32(a: FloatArithmetic, x: ir.Value) -> ir.Value:
     d, wide = a.widened(x)
     # Exact enough: a product of two float32 numbers.
     rest = d.multiply(d.subtract(1.0, wide), d.add(wide, 1.0))
-    w = d.multiply(float32_math.log2_double(d, rest), -math.log(2))
+    w = d.multiply(log2_double(d, rest), -math.log(2))
     value = _erf_inv_guess(d, wide, w, ERF_INV_TAIL)
     return a.narrowed(_erf_inv_special(d, wide, value))
 
 
 def erf_inv_float64(d: FloatArithmetic, x: ir.Value) -> ir.Value:
-    """The inverse of erf, by polynomials and two of Halley's steps with the C library's erf and erfc."""
+    """The inverse of erf, by polynomials and two of Halley's steps with the C library's erf and
+    erfc."""
     rest = d.multiply(d.subtract(1.0, x), d.add(x, 1.0))
     size = d.absolute(x)
     y = _erf_inv_guess(d, size, d.negate(d.call("llvm.log", rest)), ERF_INV_FAR_TAIL)
@@ -108,12 +111,13 @@ def in_double(function: Function) -> Function:
 
 
 def digamma(d: FloatArithmetic, x: ir.Value) -> ir.Value:
-    """The derivative of the logarithm of gamma, in double: reflected to x >= 1/2, moved past 10, where an asymptotic series
-    serves. Minus infinity at zero, NaN at negative integers and at minus infinity."""
+    """The derivative of the logarithm of gamma, in double: reflected to x >= 1/2, moved past 10,
+    where an asymptotic series serves. Minus infinity at zero, NaN at negative integers and at minus
+    infinity."""
     is_reflected = d.compare("<", x, 0.5)
     y = d.select(is_reflected, d.subtract(1.0, x), x)
     is_small = d.compare("<", y, float(DIGAMMA_FROM))
-    moved = d.float(0.0)
+    moved = d.real(0.0)
     for step in range(DIGAMMA_FROM):
         moved = d.add(moved, d.divide(1.0, d.add(y, float(step))))
     far = d.select(is_small, d.add(y, float(DIGAMMA_FROM)), y)
