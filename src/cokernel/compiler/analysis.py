@@ -2,6 +2,7 @@
 allocates and reaches.
 """
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,7 +30,42 @@ def inner_jaxprs(eqn: Any) -> Iterable[Any]:
 
 def may_suspend(jaxpr: Any) -> bool:
     """Whether running the jaxpr can suspend the core."""
-    return any(equation_may_suspend(eqn) for eqn in jaxpr.eqns)
+    silent = finished_copies(jaxpr)
+    return any(
+        equation_may_suspend(eqn)
+        for number, eqn in enumerate(jaxpr.eqns)
+        if number not in silent
+    )
+
+
+def finished_copies(jaxpr: Any) -> frozenset[int]:
+    """The equations that start a DMA of this core and wait for it straight away, as numbers.
+
+    A DMA is complete once it has been started, so such a wait takes what the start has just added,
+    whatever the semaphore counted before: neither needs to touch the semaphore.
+    """
+    numbers: set[int] = set()
+    for number, (start, wait) in enumerate(itertools.pairwise(jaxpr.eqns)):
+        if (
+            start.primitive is _jax.tpu_primitives.dma_start_p
+            and wait.primitive is _jax.tpu_primitives.dma_wait_p
+            and not wait.params["is_wait_send"]
+            and _same_operands(start, wait)
+        ):
+            _, _, _, source_semaphore, device_id = start.params["tree"].unflatten(start.invars)
+            if source_semaphore is None and device_id is None:
+                numbers |= {number, number + 1}
+    return frozenset(numbers)
+
+
+def _same_operands(one: Any, other: Any) -> bool:
+    if one.params["tree"] != other.params["tree"]:
+        return False
+    return all(
+        a is b
+        or (isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal) and a.val == b.val)
+        for a, b in zip(one.invars, other.invars, strict=True)
+    )
 
 
 def equation_may_suspend(eqn: Any) -> bool:

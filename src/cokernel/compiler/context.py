@@ -57,6 +57,8 @@ class Context:
         self.program = program
         self.function = function
         self.line: SourceLine | None = None
+        # Whether the equation at hand is one of `analysis.finished_copies`.
+        self.is_silent = False
 
     @property
     def builder(self) -> ir.IRBuilder:

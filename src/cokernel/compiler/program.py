@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cokernel import _jax
-from cokernel.compiler.analysis import inner_jaxprs, writes_memory
+from cokernel.compiler.analysis import finished_copies, inner_jaxprs, writes_memory
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import RULES
 from cokernel.compiler.refs import RefValue
@@ -27,6 +27,7 @@ def lower_jaxpr(
     env.update(zip(jaxpr.constvars, constants, strict=True))
     env.update(zip(jaxpr.invars, arguments, strict=True))
     uses, last_use = _uses(jaxpr)
+    silent = finished_copies(jaxpr)
     enclosing = context.line
     for number, eqn in enumerate(jaxpr.eqns):
         context.line = source_line(eqn) or enclosing
@@ -34,6 +35,7 @@ def lower_jaxpr(
         if writes_memory(eqn):
             _keep_live_values(context, env, eqn, number, last_use)
             operands = [read_atom(context, env, atom) for atom in eqn.invars]
+        context.is_silent = number in silent
         results = apply_rule(context, eqn, operands)
         del operands
         for variable, result in zip(eqn.outvars, results, strict=True):

@@ -132,7 +132,7 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
     address = {"device_id": device_id, "device_id_type": eqn.params["device_id_type"]}
     sources, targets = _choice(source), _choice(target)
     arrival = departure = None
-    if target_semaphore is not None:
+    if target_semaphore is not None and not context.is_silent:
         arrival = semaphore_at(context, target_semaphore, operation, **address)
     if source_semaphore is not None:
         departure = semaphore_at(context, source_semaphore, operation)
@@ -245,7 +245,7 @@ def _count_dma(context: Context, moved: Index) -> None:
 def _dma_wait(context: Context, eqn: Any, *operands: Any) -> None:
     # A wait for the source comes with source and target exchanged, so what counts is always in the target's place.
     _, target, semaphore, _, _ = eqn.params["tree"].unflatten(operands)
-    if semaphore is None:
+    if semaphore is None or context.is_silent:
         # A DMA is complete once it has been started.
         return
     selected = _choice(target).options[0]
