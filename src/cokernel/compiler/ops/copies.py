@@ -1,4 +1,5 @@
-"""Moving a block of elements between two places in memory, as a DMA does: contiguous, strided, or picked by indices.
+"""Moving a block of elements between two places in memory, as a DMA does: contiguous, strided, or
+picked by indices.
 
 What needs a loop becomes a function of its own, so that the coroutine stays small.
 """
@@ -19,7 +20,8 @@ from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.refs import IndexArrays, View
 from cokernel.compiler.values import Buffer, load_element, make_packed, store_element
 
-# A contiguous run of a known size up to this many bytes is moved through vector registers, without a call.
+# A contiguous run of a known size up to this many bytes is moved through vector registers, without
+# a call.
 INLINE_BYTES = 512
 WIDEST_REGISTER = 64
 
@@ -40,7 +42,9 @@ class Picks:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """The source or the target of a copy. Strides are in bytes, None where `picks` choose the position."""
+    """The source or the target of a copy. Strides are in bytes, None where `picks` choose the
+    position.
+    """
 
     name: str
     shape: str
@@ -94,7 +98,8 @@ def _picks(context: Context, indices: IndexArrays, number: int) -> Picks:
 class _Plan:
     """A copy as loops over contiguous runs."""
 
-    # The dimensions that need a loop: first those that an index picks on either side, then the others.
+    # The dimensions that need a loop: first those that an index picks on either side, then the
+    # others.
     picked: tuple[int, ...]
     strided: tuple[int, ...]
     # How many bytes lie together on both sides.
@@ -137,7 +142,8 @@ def copy(
     add: bool = False,
     is_atomic: bool = False,
 ) -> None:
-    """Copies `source` to `target`, of the same extents, or adds it there. Indices are checked as they are used.
+    """Copies `source` to `target`, of the same extents, or adds it there. Indices are checked as
+    they are used.
 
     `is_atomic` says that other cores may add to the target at the same time.
     """
@@ -250,7 +256,9 @@ class _Skip(contextlib.AbstractContextManager["_Skip"]):
 def _picked_base(
     context: Context, side: Side, place: dict[int, Index], operation: str, skip: _Skip
 ) -> ir.Value:
-    """The address of a side at a position of the picked dimensions, after looking up and checking its indices."""
+    """The address of a side at a position of the picked dimensions, after looking up and checking
+    its indices.
+    """
     function = context.function
     offset: Index = 0
     positions = []
@@ -351,17 +359,26 @@ def _add_run(
         offset = function.multiply(position, itemsize)
         to = function.advance(target, offset)
         amount = load_element(function, function.advance(source, offset), dtype)
-        if is_atomic:
-            _add_atomically(context, function, to, amount, dtype)
-        else:
-            total = _sum(context, load_element(function, to, dtype), amount, dtype)
-            store_element(function, total, to, dtype)
+        add_in_place(context, to, amount, dtype, is_atomic=is_atomic)
 
 
 def _sum(context: Context, left: ir.Value, right: ir.Value, dtype: np.dtype) -> ir.Value:
     return context.scalar(
         add_values(context, make_packed((), dtype, left), make_packed((), dtype, right))
     )
+
+
+def add_in_place(
+    context: Context, target: ir.Value, amount: ir.Value, dtype: np.dtype, *, is_atomic: bool
+) -> None:
+    """Adds a register to an element in memory; `is_atomic` says that other cores may do so at the
+    same time.
+    """
+    function = context.function
+    if is_atomic:
+        return _add_atomically(context, function, target, amount, dtype)
+    total = _sum(context, load_element(function, target, dtype), amount, dtype)
+    store_element(function, total, target, dtype)
 
 
 def _add_atomically(

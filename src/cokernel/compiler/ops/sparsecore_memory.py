@@ -1,0 +1,548 @@
+"""The loads and stores of a SparseCore's vector subcore: expanded, compressed, gathered and
+scattered.
+
+An index is checked only in lanes that the mask selects, as only those touch memory. Sums in memory
+that other cores reach are atomic. What fits in a vector register is done there; anything else in a
+loop in a function of its own.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from llvmlite import ir
+
+from cokernel import _jax
+from cokernel.compiler import dtypes, nests
+from cokernel.compiler.context import Context
+from cokernel.compiler.dtypes import i1, i32, i64, pointer, void
+from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
+from cokernel.compiler.ops.control import outlined
+from cokernel.compiler.ops.copies import add_in_place
+from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.state import add_values
+from cokernel.compiler.refs import Place, View, accumulate, read, resolve
+from cokernel.compiler.values import (
+    Buffer,
+    Scalar,
+    Value,
+    is_small,
+    lane_count,
+    load_element,
+    make_packed,
+    store_element,
+)
+
+SC = _jax.sc_primitives
+
+
+def is_shared(view: View) -> bool:
+    """Whether other cores may write to a view at the same time."""
+    return view.ref.place is not Place.PRIVATE
+
+
+# Masks.
+
+
+def lanes_of(context: Context, mask: Value) -> ir.Value:
+    """A small mask as one vector, also if it has one element."""
+    register = context.pack(mask)
+    if isinstance(register.type, ir.VectorType):
+        return register
+    vector = ir.Constant(ir.VectorType(register.type, 1), ir.Undefined)
+    return context.builder.insert_element(vector, register, ir.Constant(i32, 0))
+
+
+def mask_bits(context: Context, mask: ir.Value) -> ir.Value:
+    """A vector of truth values as the bits of one integer, lane 0 lowest."""
+    return context.builder.bitcast(mask, ir.IntType(mask.type.count))
+
+
+def count_true(context: Context, mask: Value) -> ir.Value:
+    """How many elements of a mask are true, as an i64."""
+    if not is_small(mask.shape, mask.dtype):
+        return _count_in_loop(context, mask)
+    bits = mask_bits(context, lanes_of(context, mask))
+    count = context.function.intrinsic("llvm.ctpop", bits.type, [bits])
+    return resize(context.builder, count, i64)
+
+
+def resize(builder: ir.IRBuilder, value: ir.Value, kind: ir.IntType) -> ir.Value:
+    """A non-negative integer in another width."""
+    if value.type.width < kind.width:
+        return builder.zext(value, kind)
+    return value if value.type == kind else builder.trunc(value, kind)
+
+
+def _count_in_loop(context: Context, mask: Value) -> ir.Value:
+    def build(inside: list[Any]) -> Sequence[ir.Value]:
+        function = context.function
+        with function.loop(0, mask.size, carry=[ir.Constant(i64, 0)]) as loop:
+            index = function.unravel(loop.counter, mask.shape)
+            taken = inside[0].element(ElementBuilder(function), index)
+            loop.next = [function.builder.add(loop.carry[0], function.builder.zext(taken, i64))]
+        return loop.carry
+
+    [count] = outlined(context, "count_true", [context.materialise(mask)], [i64], build)
+    return count
+
+
+# Expanded loads, compressed stores.
+
+
+def _front(
+    context: Context, ref: Any, transforms: Sequence[Any], mask: Value, operation: str
+) -> View:
+    """The view whose first elements an expanded load or compressed store touches, as many as the
+    mask has true ones; only those must be in bounds.
+    """
+    last = transforms[-1] if transforms else None
+    if not isinstance(last, _jax.NDIndexer):
+        return resolve(context, ref, transforms, operation)
+    slices = [n for n, index in enumerate(last.indices) if isinstance(index, _jax.Slice)]
+    if len(slices) != 1 or isinstance(last.indices[slices[0]].start, int):
+        return resolve(context, ref, transforms, operation)
+    [dimension] = slices
+    whole = last.indices[dimension]
+    used = Scalar((), np.dtype(np.int64), count_true(context, mask))
+    indices = list(last.indices)
+    indices[dimension] = _jax.Slice(whole.start, used, whole.stride)
+    front = _jax.NDIndexer(tuple(indices), last.shape, last.int_indexer_shape)
+    view = resolve(context, ref, (*transforms[:-1], front), operation)
+    return dataclasses.replace(view, extents=(whole.size,))
+
+
+def _prefix_mask(context: Context, mask: ir.Value) -> ir.Value:
+    """As many true lanes as the mask has, all at the front."""
+    bits = mask_bits(context, mask)
+    function, builder = context.function, context.builder
+    count = function.intrinsic("llvm.ctpop", bits.type, [bits])
+    # In twice the width a shift by the number of lanes is still a shift.
+    wide = ir.IntType(2 * bits.type.width)
+    ones = builder.sub(
+        builder.shl(ir.Constant(wide, 1), builder.zext(count, wide)), ir.Constant(wide, 1)
+    )
+    return builder.bitcast(builder.trunc(ones, bits.type), mask.type)
+
+
+def _in_memory_type(context: Context, register: ir.Value, dtype: np.dtype) -> ir.Value:
+    if dtype != np.bool_:
+        return register
+    return context.builder.zext(register, ir.VectorType(dtypes.i8, lane_count(register)))
+
+
+def _from_memory_type(context: Context, register: ir.Value, dtype: np.dtype) -> ir.Value:
+    if dtype != np.bool_:
+        return register
+    return context.builder.icmp_unsigned("!=", register, ir.Constant(register.type, None))
+
+
+def _masked_load(
+    context: Context, name: str, address: ir.Value, mask: ir.Value, dtype: np.dtype
+) -> ir.Value:
+    """A vector load of the lanes in a mask; the others are zero."""
+    kind = ir.VectorType(dtypes.memory_type(dtype), mask.type.count)
+    zero = ir.Constant(kind, None)
+    overloads = [kind] if name == "llvm.masked.expandload" else [kind, pointer]
+    loaded = context.function.intrinsic(name, kind, [address, mask, zero], overloads=overloads)
+    return _from_memory_type(context, loaded, dtype)
+
+
+def _masked_store(
+    context: Context, register: ir.Value, address: ir.Value, mask: ir.Value, dtype: np.dtype
+) -> None:
+    register = _in_memory_type(context, register, dtype)
+    context.function.intrinsic(
+        "llvm.masked.store", void, [register, address, mask], overloads=[register.type, pointer]
+    )
+
+
+def _fits_a_register(buffer: Buffer) -> bool:
+    return is_small(buffer.shape, buffer.dtype) and buffer.size > 1 and buffer.is_dense
+
+
+def _unflatten(eqn: Any, operands: Sequence[Any]) -> tuple[Any, Any]:
+    """The transforms and the mask of an expanded load or compressed store."""
+    *flat, mask = operands if eqn.params["has_mask"] else (*operands, None)
+    return jax.tree.unflatten(eqn.params["tree"], flat), mask
+
+
+@rule(SC.load_p)
+def _load_expanded(context: Context, eqn: Any, ref: Any, *operands: Any) -> Value:
+    transforms, mask = _unflatten(eqn, operands)
+    if mask is None:
+        return read(context, resolve(context, ref, transforms, "read"))
+    view = _front(context, ref, transforms, mask, "load_expanded")
+    buffer = view.buffer()
+    if _fits_a_register(buffer):
+        taken = lanes_of(context, mask)
+        register = _masked_load(
+            context, "llvm.masked.expandload", buffer.address, taken, buffer.dtype
+        )
+        return make_packed(buffer.shape, buffer.dtype, register)
+    target = nests.dense_buffer(context, buffer.shape, buffer.dtype)
+    _walk(context, "load_expanded", mask, [target, buffer], _move_expanded)
+    return _settled(context, target)
+
+
+def _settled(context: Context, buffer: Buffer) -> Value:
+    if buffer.shape and not is_small(buffer.shape, buffer.dtype):
+        return buffer
+    return make_packed(buffer.shape, buffer.dtype, context.pack(buffer))
+
+
+# Emits what happens for one element of a mask: (function, its index, whether it is true, the place
+# of the next element at the compressed side, the operands).
+Step = Callable[[FunctionBuilder, list[Index], ir.Value, list[Index], list[Any]], None]
+
+
+def _walk(context: Context, name: str, mask: Value, operands: Sequence[Any], step: Step) -> None:
+    """Runs a step for each element of a mask in order, counting the true ones."""
+    if mask.size == 0:
+        return
+
+    def build(inside: list[Any]) -> Sequence[ir.Value]:
+        function = context.function
+        with function.loop(0, mask.size, carry=[ir.Constant(i64, 0)]) as loop:
+            index = function.unravel(loop.counter, mask.shape)
+            place = function.unravel(loop.carry[0], mask.shape)
+            taken = inside[0].element(ElementBuilder(function), index)
+            step(function, index, taken, place, inside[1:])
+            loop.next = [function.builder.add(loop.carry[0], function.builder.zext(taken, i64))]
+        return []
+
+    outlined(context, name, [context.materialise(mask), *operands], [], build)
+
+
+def _move_expanded(
+    function: FunctionBuilder,
+    index: list[Index],
+    taken: ir.Value,
+    place: list[Index],
+    operands: list[Any],
+) -> None:
+    target, source = operands
+    builder = ElementBuilder(function)
+    # The place is never behind the index, so the load is in bounds where its value is not wanted,
+    # too.
+    with function.builder.if_else(taken) as (then, otherwise):
+        with then:
+            register = source.element(builder, place)
+            store_element(function, register, target.element_address(function, index), target.dtype)
+        with otherwise:
+            zero = ir.Constant(dtypes.register_type(target.dtype), None)
+            store_element(function, zero, target.element_address(function, index), target.dtype)
+
+
+@rule(SC.swap_p)
+def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *operands: Any) -> Value:
+    transforms, mask = _unflatten(eqn, operands)
+    add = eqn.params["add"]
+    if mask is None:
+        _add_whole(context, resolve(context, ref, transforms, "addupdate"), value)
+        return value
+    view = _front(
+        context, ref, transforms, mask, "addupdate_compressed" if add else "store_compressed"
+    )
+    buffer = view.buffer()
+    is_atomic = add and is_shared(view)
+    if _fits_a_register(buffer) and not is_atomic:
+        _compress_in_register(context, buffer, value, mask, add)
+        return value
+
+    def step(
+        function: FunctionBuilder,
+        index: list[Index],
+        taken: ir.Value,
+        place: list[Index],
+        inside: list[Any],
+    ) -> None:
+        target, source = inside
+        with function.builder.if_then(taken):
+            register = source.element(ElementBuilder(function), index)
+            address = target.element_address(function, place)
+            if add:
+                add_in_place(context, address, register, target.dtype, is_atomic=is_atomic)
+            else:
+                store_element(function, register, address, target.dtype)
+
+    _walk(context, "store_compressed", mask, [buffer, context.materialise(value)], step)
+    return value
+
+
+def _compress_in_register(
+    context: Context, buffer: Buffer, value: Value, mask: Value, add: bool
+) -> None:
+    register, taken = context.pack(value), lanes_of(context, mask)
+    dense = _compress(context, register, taken)
+    front = _prefix_mask(context, taken)
+    if add:
+        old = _masked_load(context, "llvm.masked.load", buffer.address, front, buffer.dtype)
+        total = add_values(
+            context,
+            make_packed(buffer.shape, buffer.dtype, old),
+            make_packed(buffer.shape, buffer.dtype, dense),
+        )
+        dense = context.pack(total)
+    _masked_store(context, dense, buffer.address, front, buffer.dtype)
+
+
+def _compress(context: Context, register: ir.Value, taken: ir.Value) -> ir.Value:
+    """The lanes in a mask, moved to the front."""
+    builder = context.builder
+    kind, lanes = register.type, register.type.count
+    # Few processors move narrower elements, and LLVM fails on some of them.
+    is_narrow = kind.element == dtypes.half or getattr(kind.element, "width", 32) < 32
+    if kind.element == dtypes.half:
+        register = builder.bitcast(register, ir.VectorType(dtypes.i16, lanes))
+    bits = register.type
+    if is_narrow:
+        register = builder.zext(register, ir.VectorType(i32, lanes))
+    undefined = ir.Constant(register.type, ir.Undefined)
+    arguments = [register, taken, undefined]
+    dense = context.function.intrinsic(
+        "llvm.experimental.vector.compress", register.type, arguments
+    )
+    if is_narrow:
+        dense = builder.trunc(dense, bits)
+    return dense if bits == kind else builder.bitcast(dense, kind)
+
+
+def _add_whole(context: Context, view: View, value: Value) -> None:
+    if not is_shared(view):
+        accumulate(context, view, value, lambda left, right: add_values(context, left, right))
+        return
+    if value.size == 0:
+        return
+
+    def build(inside: list[Any]) -> Sequence[ir.Value]:
+        target, source = inside
+        function = context.function
+        with function.nest(target.shape) as index:
+            register = source.element(ElementBuilder(function), index)
+            address = target.element_address(function, index)
+            add_in_place(context, address, register, target.dtype, is_atomic=True)
+        return []
+
+    outlined(context, "addupdate", [view.buffer(), context.materialise(value)], [], build)
+
+
+# Gathers and scatters: one index array per dimension of the view.
+
+
+@dataclasses.dataclass
+class _Lanes:
+    """The addresses of the elements that index arrays pick, lane by lane, and which lanes are
+    meant.
+    """
+
+    addresses: ir.Value
+    mask: ir.Value
+
+
+def _pick_lanes(
+    context: Context, view: View, indices: Sequence[Value], mask: Value | None, operation: str
+) -> _Lanes:
+    """The addresses for small index arrays, checked."""
+    [count] = {array.size for array in indices if array.shape}
+    builder = ElementBuilder(context.function, count)
+    taken = builder.constant(i1, 1) if mask is None else context.pack(mask)
+    offset: ir.Value | None = None
+    for dimension, (array, extent, stride) in enumerate(
+        zip(indices, view.extents, view.strides, strict=True)
+    ):
+        register = builder.splat(context.pack(array))
+        wide = _widen(context, register, array.dtype, builder.type(i64))
+        _check_lanes(context, view, dimension, wide, extent, taken, operation)
+        step = context.builder.mul(wide, builder.constant(i64, stride))
+        offset = step if offset is None else context.builder.add(offset, step)
+    assert offset is not None
+    gep = ir.instructions.GEPInstr(
+        context.builder.block, view.address, [offset], False, "lanes", source_etype=dtypes.i8
+    )
+    # llvmlite does not know that a vector of indices gives a vector of pointers.
+    gep.type = ir.VectorType(pointer, count) if count > 1 else pointer
+    context.builder._insert(gep)
+    return _Lanes(gep, taken)
+
+
+def _widen(context: Context, register: ir.Value, dtype: Any, kind: ir.Type) -> ir.Value:
+    if register.type == kind:
+        return register
+    is_signed = dtypes.kind(dtype) is dtypes.Kind.SIGNED
+    return (context.builder.sext if is_signed else context.builder.zext)(register, kind)
+
+
+def _check_lanes(
+    context: Context,
+    view: View,
+    dimension: int,
+    index: ir.Value,
+    extent: Index,
+    taken: ir.Value,
+    operation: str,
+) -> None:
+    """Makes the program fail if the index in a selected lane is out of bounds."""
+    if not context.kernel.bounds_checks:
+        return
+    function, builder = context.function, context.builder
+    lanes = ElementBuilder(function, lane_count(index))
+    inside = builder.icmp_unsigned("<", index, lanes.splat(function.index(extent)))
+    bad = builder.and_(taken, builder.not_(inside))
+    bits = bad if lanes.count == 1 else builder.bitcast(bad, ir.IntType(lanes.count))
+    good = builder.icmp_unsigned("==", bits, ir.Constant(bits.type, 0))
+
+    def record() -> None:
+        first = index
+        if lanes.count > 1:
+            lane = function.intrinsic(
+                "llvm.cttz", bits.type, [bits, ir.Constant(i1, 0)], overloads=[bits.type]
+            )
+            first = builder.extract_element(index, resize(builder, lane, i64))
+        fail_index(context, view, dimension, first, extent, operation)
+
+    context.check(good, record)
+
+
+def fail_index(
+    context: Context, view: View, dimension: int, index: ir.Value, extent: Index, operation: str
+) -> None:
+    """Records that an index into one dimension of a view is out of bounds."""
+    function = context.function
+    shape = str(tuple(view.ref.shape))
+    site = context.site(
+        operation, view.ref.name, shape=shape, rank=len(view.extents), is_index=True
+    )
+    arguments = [ir.Constant(i32, dimension), index, function.index(1), function.index(extent)]
+    function.call_external("cokernel_fail_index", void, [function.core, site, *arguments])
+
+
+def _is_vector(indices: Sequence[Value], dtype: Any) -> bool:
+    return all(
+        is_small(array.shape, np.int64) and is_small(array.shape, dtype) for array in indices
+    )
+
+
+@rule(SC.gather_p)
+def _load_gather(context: Context, eqn: Any, *operands: Any) -> Value:
+    ref, transforms, indices, mask = eqn.params["tree"].unflatten(operands)
+    view = resolve(context, ref, transforms, "load_gather")
+    dtype = np.dtype(view.dtype)
+    shape = tuple(eqn.outvars[0].aval.shape)
+    if _is_vector(indices, dtype) and shape != (1,):
+        lanes = _pick_lanes(context, view, indices, mask, "load_gather")
+        kind = ir.VectorType(dtypes.memory_type(dtype), shape[0])
+        loaded = context.function.intrinsic(
+            "llvm.masked.gather",
+            kind,
+            [lanes.addresses, lanes.mask, ir.Constant(kind, None)],
+            overloads=[kind, lanes.addresses.type],
+        )
+        return make_packed(shape, dtype, _from_memory_type(context, loaded, dtype))
+    target = nests.dense_buffer(context, shape, dtype)
+
+    def step(position: Index, address: ir.Value, inside: list[Any]) -> None:
+        function = context.function
+        register = load_element(function, address, dtype)
+        store_element(function, register, inside[0].element_address(function, [position]), dtype)
+
+    _each_lane(context, view, indices, mask, "load_gather", [target], step)
+    return _settled(context, target)
+
+
+@rule(SC.scatter_p)
+def _store_scatter(context: Context, eqn: Any, *operands: Any) -> None:
+    ref, transforms, indices, value, mask = eqn.params["tree"].unflatten(operands)
+    add = eqn.params["add"]
+    operation = "addupdate_scatter" if add else "store_scatter"
+    view = resolve(context, ref, transforms, operation)
+    dtype = np.dtype(view.dtype)
+    is_atomic = add and is_shared(view)
+    if _is_vector(indices, dtype) and value.size > 1 and not is_atomic:
+        lanes = _pick_lanes(context, view, indices, mask, operation)
+        if add:
+            return _add_lanes(context, lanes, context.pack(value), dtype, mask is not None)
+        # Of lanes with one address the last one counts: LLVM stores them in order.
+        register = _in_memory_type(context, context.pack(value), dtype)
+        overloads = [register.type, lanes.addresses.type]
+        arguments = [register, lanes.addresses, lanes.mask]
+        context.function.intrinsic("llvm.masked.scatter", void, arguments, overloads=overloads)
+        return None
+
+    def step(position: Index, address: ir.Value, inside: list[Any]) -> None:
+        function = context.function
+        register = inside[0].element(ElementBuilder(function), [position])
+        if add:
+            add_in_place(context, address, register, dtype, is_atomic=is_atomic)
+        else:
+            store_element(function, register, address, dtype)
+
+    _each_lane(context, view, indices, mask, operation, [context.materialise(value)], step)
+    return None
+
+
+def _add_lanes(
+    context: Context, lanes: _Lanes, value: ir.Value, dtype: np.dtype, is_masked: bool
+) -> None:
+    """Adds lane after lane, so that equal addresses add up. Lanes that are not meant add to memory
+    that nobody reads.
+    """
+    builder = context.builder
+    room = nests.dense_buffer(context, (1,), dtype) if is_masked else None
+    for lane in range(lane_count(value)):
+        place = ir.Constant(i32, lane)
+        address = builder.extract_element(lanes.addresses, place)
+        if room is not None:
+            taken = builder.extract_element(lanes.mask, place)
+            address = builder.select(taken, address, room.address)
+        amount = builder.extract_element(value, place)
+        add_in_place(context, address, amount, dtype, is_atomic=False)
+
+
+def _each_lane(
+    context: Context,
+    view: View,
+    indices: Sequence[Value],
+    mask: Value | None,
+    operation: str,
+    operands: Sequence[Value],
+    step: Callable[[Index, ir.Value, list[Any]], None],
+) -> None:
+    """Runs a step for each selected element of the index arrays, in order, with its position and
+    its address.
+    """
+    [count] = {array.size for array in indices if array.shape}
+    base = view.buffer()
+    everything = [base, *indices, *([] if mask is None else [mask])]
+    passed = [context.materialise(value) if value.shape else value for value in everything]
+
+    def build(inside: list[Any]) -> Sequence[ir.Value]:
+        function = context.function
+        builder = ElementBuilder(function)
+        base_in, *rest = inside
+        arrays = rest[: len(indices)]
+        others = rest[len(everything) - 1 :]
+        with function.loop(0, count) as loop:
+            if mask is None:
+                one(base_in, arrays, loop.counter, others)
+            else:
+                taken = rest[len(indices)].element(builder, [loop.counter])
+                with function.builder.if_then(taken):
+                    one(base_in, arrays, loop.counter, others)
+        return []
+
+    def one(base_in: Buffer, arrays: list[Any], position: Index, others: list[Any]) -> None:
+        function = context.function
+        index: list[Index] = []
+        for dimension, array in enumerate(arrays):
+            register = array.element(ElementBuilder(function), [position] if array.shape else [])
+            wide = _widen(context, register, array.dtype, i64)
+            always = ir.Constant(i1, 1)
+            extent = view.extents[dimension]
+            _check_lanes(context, view, dimension, wide, extent, always, operation)
+            index.append(wide)
+        step(position, base_in.element_address(function, index), others)
+
+    outlined(context, operation, [*passed, *operands], [], build)
