@@ -30,8 +30,8 @@ from jax._src.core import get_axis_env
 from jax._src.core import get_referent
 from jax._src.core import jaxpr_as_fun
 from jax._src.core import jaxprs_in_params
-from jax._src.core import pp_aval
 from jax._src.core import pp_eqn_rules
+from jax._src.core import resolve_input_effects
 from jax._src.core import trace_state_clean
 from jax._src.dispatch import apply_primitive
 from jax._src.flattree import flatten as flatten_to_tree

@@ -247,6 +247,36 @@ def test_linearisation_under_checkpoint(policy):
     assert_same_derivatives(make(product), make(expected_product), x, y)
 
 
+class TestRefsUnderCheckpoint:
+    @pytest.mark.parametrize(
+        "policy",
+        [jax.checkpoint_policies.everything_saveable, jax.checkpoint_policies.nothing_saveable],
+    )
+    def test_refs_filled_from_the_inputs(self, policy):
+        def make(multiply):
+            return jax.checkpoint(lambda x, y: multiply(x, y) * x, policy=policy)
+
+        def multiply_in_place(x, y):
+            def body(r_ref, y_ref):
+                r_ref[...] = r_ref[...] * y_ref[...]
+
+            ref = jax.new_ref(x)
+            cokernel.kernel(body, mesh=ONE_CORE)(ref, y)
+            return ref[...]
+
+        x, y = numbers(4), numbers(4, seed=1)
+        assert_same_derivatives(make(multiply_in_place), make(lambda x, y: x * y), x, y)
+
+    def test_refs_that_were_empty_are_refused_by_name(self):
+        def fn(x):
+            ref = jax.new_ref(jnp.zeros(4))
+            cokernel.kernel(lambda x_ref, r_ref: r_ref.set(x_ref[...]), mesh=ONE_CORE)(x, ref)
+            return ref[...]
+
+        with pytest.raises(NotImplementedError, match="writes to 'tangent of r_ref', a Ref whose"):
+            jax.linearize(jax.checkpoint(fn), jnp.ones(4))
+
+
 class TestReverseMode:
     @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.checkpoint])
     def test_gradients_are_refused_with_advice(self, transform):

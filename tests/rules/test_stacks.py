@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
@@ -163,6 +163,10 @@ polynomials = st.builds(
 def test_any_stack_of_transformations(polynomial, stack, seed):
     rng = np.random.default_rng(seed)
     x, y = (jnp.asarray(rng.normal(size=polynomial.shape), F32) for _ in range(2))
+    if polynomial.in_place and linearize in stack:
+        # JAX itself splits no Ref between the two passes of a linearised scan or checkpoint.
+        inner = stack[: len(stack) - 1 - stack[::-1].index(linearize)]
+        assume(not {repeat, loop, jax.checkpoint}.intersection(inner))
     fn, reference = polynomial.kernel, polynomial.mathematics
     for transform in stack:
         fn, reference = transform(fn), transform(reference)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cokernel import _jax
-from cokernel.primitive import mpmd_map_p
+from cokernel.primitive import abstract_eval, mpmd_map_p
+from cokernel.rules.discharge import written_inputs
 
 
 def partial_eval(
@@ -28,7 +29,10 @@ def partial_eval(
     ]
     if any(unknown_in):
         halves = _halves_of_derivative(saveable, unknown_in, eqn, residuals)
-        return halves or (None, eqn, every, every, residuals)
+        if halves is None:
+            _check_written_refs(eqn, unknown_in, 0)
+            return None, eqn, every, every, residuals
+        return halves
     if any(isinstance(var.aval, _jax.AbstractRef) for var in eqn.invars):
         # The backward pass has Refs of its own, which hold what the kernel wrote only if it runs
         # there too.
@@ -61,22 +65,42 @@ def _halves_of_derivative(
     if original is None:
         return None
     num_inputs, num_outputs = original["num_inputs"], len(original["out_avals"])
-    if any(unknown_in[:num_inputs]) or any(
-        isinstance(var.aval, _jax.AbstractRef) for var in eqn.invars
-    ):
+    if any(unknown_in[:num_inputs]):
         return None
+    _check_written_refs(eqn, unknown_in, num_inputs)
+    invars = eqn.invars[:num_inputs]
+    params = {name: value for name, value in original.items() if name != "num_inputs"}
+    _, effects = abstract_eval(*(var.aval for var in invars), **params)
     kernel = eqn.replace(
-        invars=eqn.invars[:num_inputs],
+        invars=invars,
         outvars=eqn.outvars[:num_outputs],
-        params={name: value for name, value in original.items() if name != "num_inputs"},
+        params=params,
+        effects=_jax.resolve_input_effects(effects, invars),
     )
     tangents = len(eqn.outvars) - num_outputs
     unknown_out = [False] * num_outputs + [True] * tangents
-    if _is_recomputed(saveable, kernel):
+    has_refs = any(isinstance(var.aval, _jax.AbstractRef) for var in eqn.invars)
+    if has_refs or _is_recomputed(saveable, kernel):
         return kernel, eqn, unknown_out, [True] * len(eqn.outvars), residuals
     unused = [_jax.DropVar(var.aval) for var in eqn.outvars[:num_outputs]]
     derivative = eqn.replace(outvars=[*unused, *eqn.outvars[num_outputs:]])
     return kernel, derivative, unknown_out, unknown_out, residuals
+
+
+def _check_written_refs(eqn: Any, unknown_in: Sequence[bool], start: int) -> None:
+    """Refuses a kernel of the backward pass that writes to a Ref of the forward pass.
+
+    Only inputs from `start` on are looked at.
+    """
+    in_avals = [var.aval for var in eqn.invars]
+    for index in written_inputs(in_avals, eqn.params["jaxprs"]):
+        if index >= start and not unknown_in[index]:
+            name = eqn.params["jaxprs"][0].debug_info.arg_names[index]
+            raise NotImplementedError(
+                f"kernel {eqn.params['name']!r} is differentiated under jax.checkpoint and writes "
+                f"to {name!r}, a Ref whose first value does not depend on what is differentiated: "
+                "give the result back as an output of the kernel, or fill the Ref from its inputs"
+            )
 
 
 _jax.partial_eval.partial_eval_jaxpr_custom_rules[mpmd_map_p] = partial_eval
