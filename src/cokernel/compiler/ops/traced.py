@@ -1,4 +1,4 @@
-"""Rules written as JAX functions: what a primitive means, said in other primitives that have rules."""
+"""Rules written as JAX functions: what a primitive means, said in primitives that have rules."""
 
 import functools
 from collections.abc import Callable
