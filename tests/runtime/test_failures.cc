@@ -1,5 +1,6 @@
 // Launches that end with an error, and the launches after them.
 #include <signal.h>
+#include <unistd.h>
 
 #include <thread>
 
@@ -164,9 +165,10 @@ void a_time_limit_ends_a_runaway_loop() {
     CHECK(failure.elapsed_s >= 0.05);
     CHECK_EQUAL(failure.cores.size(), 2);
     CHECK(failure.cores[0].state == CoreState::kRunning);
-    // With one worker the second core cannot have begun.
-    CHECK(failure.cores[1].state ==
-          (mode.workers == 1 ? CoreState::kUnstarted : CoreState::kSemaphore));
+    // With one worker the second core cannot have begun; with more it has, unless the machine was
+    // too busy to run the helper.
+    CHECK(failure.cores[1].state == CoreState::kUnstarted ||
+          (mode.workers > 1 && failure.cores[1].state == CoreState::kSemaphore));
   }
 }
 

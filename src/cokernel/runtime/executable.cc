@@ -61,8 +61,14 @@ HelpPlan::Choice HelpPlan::choose() {
 void HelpPlan::record(bool from_start, int64_t nanoseconds) {
   if (launches_.load(std::memory_order_relaxed) <= 1) return;
   std::atomic<int64_t>& mean = from_start ? helped_ns_ : alone_ns_;
+  // Follows a faster launch quickly and a slower one slowly: a launch that lost its processor to
+  // another program must not decide how the next ones go.
   const int64_t before = mean.load(std::memory_order_relaxed);
-  const int64_t now = before == 0 ? nanoseconds : (3 * before + nanoseconds) / 4;
+  int64_t now = nanoseconds;
+  if (before > 0) {
+    now = nanoseconds < before ? (before + nanoseconds) / 2
+                               : before + std::min(nanoseconds - before, before) / 8;
+  }
   mean.store(std::max<int64_t>(now, 1), std::memory_order_relaxed);
 }
 

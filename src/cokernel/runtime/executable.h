@@ -96,7 +96,7 @@ class HelpPlan {
  private:
   // Concurrent launches may overwrite each other's measurement; both are true ones.
   std::atomic<int64_t> launches_{0};
-  std::atomic<int64_t> alone_ns_{0};  // A running mean; 0: not measured yet.
+  std::atomic<int64_t> alone_ns_{0};  // What a launch usually takes; 0: not measured yet.
   std::atomic<int64_t> helped_ns_{0};
 };
 
