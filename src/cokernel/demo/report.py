@@ -1,5 +1,6 @@
 """What the demo prints."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,7 +104,7 @@ def _milliseconds(seconds: float) -> str:
 
 def show_times(console: Console, ours: "Timing", plain: "Timing", difference: float) -> None:
     """Shows how far from jax.numpy the result is, and the times of both."""
-    _heading(console, "Against the same in jitted jax.numpy")
+    _heading(console, "Against jitted jax.numpy (take, segment_sum, matmul)")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     table.add_column()
     table.add_column("first call, compiling included", justify="right")
@@ -125,7 +126,7 @@ def _bytes(count: int) -> str:
 
 def show_cores(console: Console, launch: LaunchStatistics) -> None:
     """Shows what each kind of core did in one launch."""
-    _heading(console, f"What the cores did, in one launch of {_milliseconds(launch.seconds)}")
+    _heading(console, "What the cores did in one launch")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     table.add_column("program")
     table.add_column("on")
@@ -145,6 +146,12 @@ def show_cores(console: Console, launch: LaunchStatistics) -> None:
     console.print(table)
 
 
+def _wrapped(line: str, width: int) -> str:
+    """Breaks a line that is too long, and indents what follows more than its beginning."""
+    margin = " " * (len(line) - len(line.lstrip(" -")) + 2)
+    return textwrap.fill(line, width, subsequent_indent=margin, break_long_words=False)
+
+
 def show_failure(console: Console, text: str) -> None:
     """Shows what the broken kernel said."""
     _heading(console, "And when a kernel is wrong?")
@@ -155,7 +162,9 @@ def show_failure(console: Console, text: str) -> None:
     console.print()
     # The paths of an installed package are long, and what is interesting is at their end.
     here = str(Path(kernel.__file__).parent)
-    shown = Text(text.replace(here, "demo"))
+    # Four columns are the panel's own.
+    lines = text.replace(here, "demo").splitlines()
+    shown = Text("\n".join(_wrapped(line, console.width - 4) for line in lines))
     shown.highlight_regex(r"'[a-z_]+(\[\d+\])?'", "yellow")
     shown.highlight_regex(r"demo/\w+\.py:\d+", "cyan")
     shown.highlight_regex(r"^Deadlock", "bold red")
