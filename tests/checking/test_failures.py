@@ -160,7 +160,25 @@ def test_those_who_could_signal_are_told_with_their_place_and_what_became_of_the
     assert f"by left, semaphore_signal at {HERE}:3 in left.body" in text
     assert "left core=0 subcore=0 has finished" in text
     assert "left core=0 subcore=1 blocked on semaphore 'lone' at line 4" in text
-    assert "wait for each other" in text
+    assert "The wait for 'go' follows from others" in text
+
+
+def test_a_circle_of_waits_is_recognised():
+    sites = [
+        site(0, "semaphore_wait", "go", program="right", program_number=1),
+        site(1, "semaphore_signal", "go", line=3, signals=[["private", 1, 0, 16, None]]),
+        site(2, "semaphore_wait", "lone", line=4),
+        site(
+            3,
+            "semaphore_signal",
+            "lone",
+            program="right",
+            program_number=1,
+            signals=[["private", 0, 96, 112, None]],
+        ),
+    ]
+    text = deadlock(sites, blocked(0, (0, 1), 2, index=1, offset=96), blocked(1, (0,), 0))
+    assert "The waits for 'lone' and 'go' wait for each other" in text
 
 
 def test_a_signal_that_only_reaches_other_cores_or_elements_does_not_count():
@@ -356,6 +374,8 @@ def test_34_cores_of_three_programs_that_deadlock_make_a_report_of_a_page():
     assert "it counts 2, and 32 is needed" in text
     assert "staging core=0-1 have finished" in text
     assert 'pl.semaphore_signal(staged, 1, device_id={"subcore": 3})' in text
+    assert "Every core that could signal 'staged' has finished" in text
+    assert "The wait for 'pooled' follows from others and may need no change" in text
     assert len(text.splitlines()) < 40
 
 
@@ -376,11 +396,13 @@ def test_programs_of_the_same_name_and_line_are_told_apart():
         scratch_types=[semaphore @ first, semaphore @ second],
     )
     text = failed(kernel)
-    assert "wait core=0 waits in semaphore_wait for semaphore 'one'" in text
-    assert "wait lane=0 waits in semaphore_wait for semaphore 'two'" in text
+    assert "wait__cpu_core_core core=0 waits in semaphore_wait for semaphore 'one'" in text
+    assert "wait__cpu_core_lane lane=0 waits in semaphore_wait for semaphore 'two'" in text
     assert text.count("it counts 2, and 3 is needed") == 2
-    assert "of those, now: wait core=0 blocked on semaphore 'one'" in text
-    assert "of those, now: wait lane=0 blocked on semaphore 'two'" in text
+    for axis, name in (("core", "one"), ("lane", "two")):
+        blocked_itself = f"wait__cpu_core_{axis} {axis}=0 blocked on semaphore '{name}'"
+        assert f"of those, now: {blocked_itself}" in text
+        assert f"Only the cores that wait for '{name}' could still signal it" in text
 
 
 def test_a_dynamic_element_of_a_scoped_array_of_semaphores_is_named():

@@ -1,4 +1,4 @@
-"""The text that explains a deadlock: who waits for what, and what became of those who could end it."""
+"""The text that explains a deadlock: who waits for what, and where those are who could end it."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +9,8 @@ from cokernel.checking.places import Places, SemaphorePlace, code, where, where_
 # A report lists at most so many groups of cores, and so many lines within one.
 GROUPS = 16
 LINES = 6
+# Advice looks at no more groups than these: a program that needs more has them all alike.
+GROUPS_ADVISED = 64
 
 Core = Mapping[str, Any]
 
@@ -24,10 +26,67 @@ class Group:
     target: str
     cores: list[Core]
     places: list[SemaphorePlace | None]
+    # The places of the program where it could be signalled, and those that signal something close.
+    signals: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
+    near_misses: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
+    # Who comes to the former: for each program the row-major numbers of its cores, or None for all.
+    helpers: dict[int, set[int] | None] = dataclasses.field(default_factory=dict)
 
     @property
     def is_barrier(self) -> bool:
         return self.cores[0]["state"] == "barrier"
+
+    @property
+    def short(self) -> str:
+        """The name alone of what is waited for."""
+        return self.target.removeprefix("semaphore ")
+
+    def helping(self, cores: Iterable[Core]) -> list[Core]:
+        """Those of the cores that could end the wait."""
+        found = []
+        for core in cores:
+            numbers = self.helpers.get(core["program"], set())
+            if numbers is None or core["index"] in numbers:
+                found.append(core)
+        return found
+
+    def find_helpers(self, cores: Sequence[Core], places: Places) -> None:
+        """Finds out who could end the wait: by a signal, or by coming to the barrier."""
+        if self.is_barrier:
+            waited = {core["barrier"]["group"] for core in self.cores}
+            self.helpers[self.program] = {
+                core["index"]
+                for core in cores
+                if core["program"] == self.program
+                and core["group"] in waited
+                and core["state"] != "barrier"
+            }
+            return
+        known = [place for place in self.places if place is not None]
+        for site in places.signalling_sites:
+            reaching = [who for key in site["signals"] if (who := reached_by(key, known)) != set()]
+            if reaching:
+                self.signals.append(site)
+                for who in reaching:
+                    self._add_helpers(site["program_number"], who)
+            elif any(place.is_of_same_array(key) for key in site["signals"] for place in known[:1]):
+                self.near_misses.append(site)
+
+    def _add_helpers(self, program: int, numbers: set[int] | None) -> None:
+        before = self.helpers.get(program, set())
+        everyone = before is None or numbers is None
+        self.helpers[program] = None if everyone else {*(before or ()), *(numbers or ())}
+
+
+def reached_by(key: Sequence[Any], places: Sequence[SemaphorePlace]) -> set[int] | None:
+    """Which cores of the program that has a site with this key could signal one of the semaphores:
+    their row-major numbers, or None for all."""
+    target = key[4]
+    covered = [place for place in places if place.is_covered_by(key)]
+    if target == "own":
+        return {place.core for place in covered}
+    reached = [place for place in covered if target is None or target == place.core]
+    return None if reached else set()
 
 
 def describe_deadlock(failure: Mapping[str, Any], places: Places) -> str:
@@ -35,17 +94,18 @@ def describe_deadlock(failure: Mapping[str, Any], places: Places) -> str:
     cores = failure["cores"]
     blocked = [core for core in cores if core["state"] in ("semaphore", "barrier")]
     groups = group_blocked(blocked, places)
+    for group in groups:
+        group.find_helpers(cores, places)
     lines = [_headline(failure, cores, blocked), ""]
-    advice: list[str] = []
     for group in groups[:GROUPS]:
-        lines += _describe_group(group, cores, places, advice)
+        lines += _describe_group(group, cores, places)
     if len(groups) > GROUPS:
         lines.append(f"... and {len(groups) - GROUPS} more groups of blocked cores.")
     finished = [core for core in cores if core["state"] == "finished"]
     if finished:
         lines.append(f"Finished: {_by_program(finished, places)}.")
-    lines += ["", "What to do:", *(f"  - {line}" for line in dict.fromkeys(advice))]
-    return "\n".join(lines)
+    advice = dict.fromkeys(_shortened(give_advice(groups)))
+    return "\n".join([*lines, "", "What to do:", *(f"  - {line}" for line in advice)])
 
 
 def _headline(failure: Mapping[str, Any], cores: Sequence[Core], blocked: Sequence[Core]) -> str:
@@ -87,18 +147,16 @@ def _target_name(core: Core, site: Mapping[str, Any] | None, place: SemaphorePla
     return f"semaphore {name!r}"
 
 
-def _describe_group(
-    group: Group, cores: Sequence[Core], places: Places, advice: list[str]
-) -> list[str]:
+def _describe_group(group: Group, cores: Sequence[Core], places: Places) -> list[str]:
     label = places.cores(group.program, [core["coordinates"] for core in group.cores])
     operation = group.site["operation"] if group.site is not None else "a wait"
     verb = "wait" if len(group.cores) > 1 else "waits"
     lines = [f"{group.name} {label} {verb} in {operation} for {group.target}:"]
     lines += where_and_code(group.site, "  ")
     if group.is_barrier:
-        return [*lines, *_describe_barrier(group, cores, places, advice)]
+        return [*lines, *_describe_barrier(group, cores, places)]
     lines += _describe_counts(group, places)
-    lines += _describe_signallers(group, cores, places, advice)
+    lines += _describe_signallers(group, cores, places)
     return lines
 
 
@@ -127,121 +185,120 @@ def _shortened(lines: list[str]) -> list[str]:
     return [*lines[:LINES], f"  ... and {len(lines) - LINES} more"]
 
 
-def _describe_barrier(
-    group: Group, cores: Sequence[Core], places: Places, advice: list[str]
-) -> list[str]:
+def _describe_barrier(group: Group, cores: Sequence[Core], places: Places) -> list[str]:
+    barriers = {core["barrier"]["group"]: core["barrier"] for core in group.cores}
     lines = []
-    known: set[int] = set()
-    for core in group.cores:
-        number = core["barrier"]["group"]
-        if number in known:
-            continue
-        known.add(number)
-        barrier = core["barrier"]
-        missing = [
-            other
-            for other in cores
-            if other["program"] == group.program
-            and other["group"] == number
-            and other["state"] != "barrier"
-        ]
+    for number, barrier in barriers.items():
+        missing = [core for core in group.helping(cores) if core["group"] == number]
         lines.append(
             f"  {barrier['arrived']} of {barrier['expected']} cores have arrived; missing: "
             f"{_whereabouts(missing, places)}"
         )
-    advice.append(
-        f"Every core of program {group.name!r} that shares a barrier must reach it equally often: "
-        "look for a barrier under a condition, or in a loop whose length differs between cores."
-    )
     return _shortened(lines)
 
 
-def _describe_signallers(
-    group: Group, cores: Sequence[Core], places: Places, advice: list[str]
-) -> list[str]:
-    sites = [site for site in places.sites if site.get("signals")]
-    helpful = [site for site in sites if _may_help(site, group, cores)]
-    short = group.target.removeprefix("semaphore ")
-    if not helpful:
-        return [*_describe_near_misses(sites, group, short, advice)]
+def _describe_signallers(group: Group, cores: Sequence[Core], places: Places) -> list[str]:
+    if not group.signals:
+        lines = ["  nothing in this kernel ever signals it"]
+        lines += [
+            f"    ({site['program']} signals {site['name']!r}, of another core or another "
+            f"element, at {where(site)})"
+            for site in group.near_misses
+        ]
+        return _shortened(lines)
     lines = ["  it could be signalled"]
-    helpers: list[Core] = []
-    for site in helpful[:LINES]:
+    for site in group.signals[:LINES]:
         quoted = code(site)
         lines.append(f"    by {site['program']}, {site['operation']} at {where(site)}")
         if quoted is not None:
             lines.append(f"        {quoted}")
-    if len(helpful) > LINES:
-        lines.append(f"    ... and at {len(helpful) - LINES} more places")
-    for core in cores:
-        mine = [site for site in helpful if site["program_number"] == core["program"]]
-        if any(_reaches(site, group, core) for site in mine):
-            helpers.append(core)
-    lines.append(f"  of those, now: {_whereabouts(helpers, places)}")
-    _advise(group, helpers, short, advice)
+    if len(group.signals) > LINES:
+        lines.append(f"    ... and at {len(group.signals) - LINES} more places")
+    lines.append(f"  of those, now: {_whereabouts(group.helping(cores), places)}")
     return lines
 
 
-def _may_help(site: Mapping[str, Any], group: Group, cores: Sequence[Core]) -> bool:
-    return any(
-        core["program"] == site["program_number"] and _reaches(site, group, core) for core in cores
-    )
-
-
-def _reaches(site: Mapping[str, Any], group: Group, core: Core) -> bool:
-    """Whether a core could signal what a core of the group waits for, when it runs the site."""
-    return any(
-        place is not None and place.is_reached_by(key, core["program"], core["index"])
-        for key in site["signals"]
-        for place in group.places
-    )
-
-
-def _describe_near_misses(
-    sites: Sequence[Mapping[str, Any]], group: Group, short: str, advice: list[str]
-) -> list[str]:
-    near = [
-        site
-        for site in sites
-        if any(
-            place is not None and place.is_of_same_array(key)
-            for key in site["signals"]
-            for place in group.places
-        )
+def give_advice(groups: Sequence[Group]) -> list[str]:
+    """What to look at: first the waits that cause the deadlock, then those that only follow."""
+    groups = groups[:GROUPS_ADVISED]
+    in_program: dict[int, list[tuple[int, set[int]]]] = {}
+    for number, group in enumerate(groups):
+        cores = {core["index"] for core in group.cores}
+        in_program.setdefault(group.program, []).append((number, cores))
+    # Whose waits would have to end first, for each group.
+    needs = [
+        {
+            number
+            for program, helpers in group.helpers.items()
+            for number, cores in in_program.get(program, ())
+            if helpers is None or helpers & cores
+        }
+        for group in groups
     ]
-    lines = ["  nothing in this kernel ever signals it"]
-    for site in near[:LINES]:
-        lines.append(
-            f"    ({site['program']} signals {site['name']!r}, of another core or another element, "
-            f"at {where(site)})"
-        )
-    if group.site is not None and group.site["operation"] == "dma_wait":
-        advice.append(
-            f"No copy that signals {short} is ever started: start one before waiting for it, and "
-            "give both the same semaphore."
-        )
-    elif near:
-        advice.append(
-            f"Signals meant for {short} go elsewhere: compare the index and the device_id of "
-            "signal and wait. Without a device_id a signal goes to the signalling core itself."
-        )
-    else:
-        advice.append(f"Add a signal of {short}, or remove the wait for it.")
-    return lines
+    reached = [_reachable(number, needs) for number in range(len(groups))]
+    causes: list[str] = []
+    followers: list[str] = []
+    told: set[int] = set()
+    for number, group in enumerate(groups):
+        if number in told:
+            continue
+        circle = [n for n in sorted(reached[number]) if number in reached[n]]
+        if len(circle) > 1:
+            told.update(circle)
+            names = " and ".join(dict.fromkeys(groups[n].short for n in circle))
+            causes.append(
+                f"The waits for {names} wait for each other: let one side signal before it waits, "
+                "or signal more often where it has already."
+            )
+        elif not needs[number]:
+            causes.append(_cause(group))
+        elif needs[number] == {number}:
+            causes.append(
+                f"Only the cores that wait for {group.short} could still signal it: let them "
+                "signal before they wait, often enough, and the right core (device_id)."
+            )
+        else:
+            followers.append(
+                f"The wait for {group.short} follows from others and may need no change."
+            )
+    return [*causes, *followers]
 
 
-def _advise(group: Group, helpers: Sequence[Core], short: str, advice: list[str]) -> None:
-    if all(core["state"] == "finished" for core in helpers):
-        advice.append(
+def _reachable(start: int, edges: Sequence[set[int]]) -> set[int]:
+    found: set[int] = set()
+    ahead = [start]
+    while ahead:
+        for following in edges[ahead.pop()] - found:
+            found.add(following)
+            ahead.append(following)
+    return found
+
+
+def _cause(group: Group) -> str:
+    """Advice for a wait that no unfinished core could end."""
+    short = group.short
+    if group.is_barrier:
+        return (
+            f"Every core of program {group.name!r} that shares a barrier must come to it equally "
+            "often: look for a barrier under a condition, or in a loop whose length differs."
+        )
+    if group.signals:
+        return (
             f"Every core that could signal {short} has finished: it was signalled too little, or "
             "on another core. Compare how often, with what amount and with which device_id it is "
             "signalled and waited for."
         )
-    else:
-        advice.append(
-            f"Those who wait for {short} and those who could signal it wait for each other: let "
-            "one side signal before it waits, or signal more often where it has already."
+    if group.near_misses:
+        return (
+            f"Signals meant for {short} go elsewhere: compare the index and the device_id of "
+            "signal and wait. Without a device_id a signal goes to the signalling core itself."
         )
+    if group.site is not None and group.site["operation"] == "dma_wait":
+        return (
+            f"No copy that signals {short} is ever started: start one before waiting for it, and "
+            "give both the same semaphore."
+        )
+    return f"Add a signal of {short}, or remove the wait for it."
 
 
 def _by_program(cores: Sequence[Core], places: Places) -> str:

@@ -87,7 +87,9 @@ def _callback(failure: Mapping[str, Any], places: Places) -> str:
     if kind.rpartition(".")[2] == "CheckFailed":
         # A check of the user's program is made in Python, so that its message can be formatted.
         message = text.partition("CheckFailed: ")[2] or text
-        return "\n".join([f"Check: {_who(failure, places)}: {message}", *where_and_code(site, "  ")])
+        return "\n".join(
+            [f"Check: {_who(failure, places)}: {message}", *where_and_code(site, "  ")]
+        )
     operation = site["operation"] if site is not None else "a Python callback"
     message = text.splitlines()[-1] if text else kind
     lines = [f"Callback: {operation} called by {_who(failure, places)} raised {message}"]

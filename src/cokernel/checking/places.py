@@ -1,4 +1,4 @@
-"""How reports name what a launch consists of: cores, semaphores, and lines of the user's program."""
+"""How reports name what a launch consists of: cores, semaphores, lines of the user's program."""
 
 import linecache
 import math
@@ -18,6 +18,7 @@ class Places:
     def __init__(self, sites: Sequence[Mapping[str, Any]], memory: Mapping[str, Any]):
         self.sites = sites
         self.memory = memory
+        self.signalling_sites = [site for site in sites if site.get("signals")]
 
     def site(self, number: int | None) -> Mapping[str, Any] | None:
         """A site by its number; None if the core has not come to one yet."""
@@ -85,15 +86,10 @@ class SemaphorePlace:
         self.core = core
         self.whole = whole
 
-    def is_reached_by(self, key: Sequence[Any], program: int, core: int | None) -> bool:
-        """Whether a site's key covers this semaphore. `core` of `program` is who acts; None stands
-        for any of its cores."""
-        place, owner, first, end, target = key
-        if (place, owner) != self.key[:2] or not first <= self.key[2] < end:
-            return False
-        if target == "own":
-            return core is None or core == self.core
-        return target is None or target == self.core
+    def is_covered_by(self, key: Sequence[Any]) -> bool:
+        """Whether a site's key covers this semaphore, whichever core it is of."""
+        place, owner, first, end, _ = key
+        return (place, owner) == self.key[:2] and first <= self.key[2] < end
 
     def is_of_same_array(self, key: Sequence[Any]) -> bool:
         """Whether a site's key covers any part of the array that this semaphore belongs to."""
