@@ -68,10 +68,10 @@ def reduce_value(context: Context, fold: Fold, operand: Value, axes: Sequence[in
         return _reduce_register(context, combine, operand, axes, shape)
     if all(operand.shape[axis] == 1 for axis in axes) and fold is not Fold.ADD:
         return views.reshape(context, operand, shape)
-    return _settled(context, _reduce_large(context, combine, operand, axes, shape))
+    return in_registers_if_small(context, _reduce_large(context, combine, operand, axes, shape))
 
 
-def _settled(context: Context, value: Value) -> Value:
+def in_registers_if_small(context: Context, value: Value) -> Value:
     """A result in memory, or in registers if it is small."""
     if isinstance(value, Buffer) and (not value.shape or is_small(value.shape, value.dtype)):
         return make_packed(value.shape, value.dtype, context.pack(value))
@@ -405,4 +405,4 @@ def reduce_with(context: Context, eqn: Any, *operands: Value) -> list[Value]:
         return []
 
     in_function(context, "reduce", None, [*sources, *starts, *targets], [], build)
-    return [_settled(context, target) for target in targets]
+    return [in_registers_if_small(context, target) for target in targets]
