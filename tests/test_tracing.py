@@ -271,6 +271,18 @@ class TestRefs:
             with pytest.raises(ValueError, match=message):
                 call(jnp.ones(4))
 
+    def test_arrays_behind_other_functions_and_in_trees_are_named_too(self):
+        tables = {"first": [jnp.arange(4.0)]}
+
+        def look_up(i):
+            return tables["first"][0][i]
+
+        def body(x_ref, o_ref):
+            o_ref[0] = x_ref[0] + look_up(0)
+
+        with pytest.raises(ValueError, match=r"tables\['first'\]\[0\] of type float32\[4\]"):
+            cokernel.kernel(body, VECTOR4, mesh=CORES)(jnp.ones(4))
+
     def test_the_same_ref_twice_is_refused(self):
         kernel = cokernel.kernel(lambda x_ref, y_ref, o_ref: None, VECTOR4, mesh=CORES)
         ref = jax.new_ref(jnp.ones(4))

@@ -19,7 +19,8 @@ def unify(signature: Signature, traced: Sequence[Any]) -> tuple[list[Any], list[
     """
     fns = [fn for _, fn in signature.spec.programs]
     for jaxpr, fn in zip(traced, fns, strict=True):
-        _check_consts(jaxpr, _closed_over_names(fn))
+        if jaxpr.consts:
+            _check_consts(jaxpr, _closed_over_names(fn))
     consts: dict[int, Any] = {}
     for jaxpr in traced:
         for const in jaxpr.consts:
@@ -70,17 +71,28 @@ def _with_const_inputs(
 
 
 def _closed_over_names(fn: Callable[..., Any]) -> dict[int, str]:
-    """Returns the names of the variables that a function closes over, by the value's identity."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    try:
-        variables = inspect.getclosurevars(inspect.unwrap(fn))
-    except (TypeError, ValueError):
-        return {}
-    return {
-        id(_jax.get_referent(value)): name
-        for name, value in {**variables.globals, **variables.nonlocals}.items()
-    }
+    """Returns the names of the variables that a function closes over, by the value's identity.
+
+    Functions that it closes over are looked through, and so are trees of values.
+    """
+    names: dict[int, str] = {}
+    seen: set[int] = set()
+    functions = [fn]
+    while functions:
+        current = functions.pop()
+        while isinstance(current, functools.partial):
+            current = current.func
+        current = inspect.unwrap(current)
+        if id(current) in seen or not inspect.isfunction(current):
+            continue
+        seen.add(id(current))
+        variables = inspect.getclosurevars(current)
+        functions += [value for value in variables.nonlocals.values() if callable(value)]
+        for name, value in {**variables.globals, **variables.nonlocals}.items():
+            for path, leaf in jax.tree.leaves_with_path(value):
+                key = id(_jax.get_referent(leaf))
+                names.setdefault(key, f"{name}{jax.tree_util.keystr(path)}")
+    return names
 
 
 def _check_consts(jaxpr: Any, names: Mapping[int, str]) -> None:
