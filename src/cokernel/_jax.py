@@ -23,6 +23,7 @@ from jax._src.core import Ref
 from jax._src.core import ShapedArray
 from jax._src.core import Tracer
 from jax._src.core import Var
+from jax._src.core import _pp_eqn as print_equation
 from jax._src.core import check_jaxpr
 from jax._src.core import custom_typechecks
 from jax._src.core import extend_axis_env_nd
@@ -73,6 +74,7 @@ from jax._src.pallas.core import MemorySpace as PallasMemorySpace
 from jax._src.pallas.core import Mesh
 from jax._src.pallas.core import _convert_out_shape_to_aval as convert_out_type_to_aval
 from jax._src.pallas.core import get_memory_space_aval
+from jax._src.pallas.mosaic.core import AccMemorySpace
 from jax._src.pallas.mosaic.core import CompilerParams as TpuCompilerParams
 from jax._src.pallas.mosaic.core import CoreType as TpuCoreType
 from jax._src.pallas.mosaic.core import MemorySpace as TpuMemorySpace
