@@ -13,7 +13,7 @@ from llvmlite import ir
 from cokernel.compiler import dtypes, nests
 from cokernel.compiler.dtypes import i1, i32, pointer
 from cokernel.compiler.function import FunctionBuilder, Index
-from cokernel.compiler.memory import Arena
+from cokernel.compiler.memory import Allocation, Arena
 from cokernel.compiler.sites import Site, SiteTable, SourceLine
 from cokernel.compiler.values import (
     Buffer,
@@ -45,6 +45,10 @@ class Program:
     sites: SiteTable
     arena: Arena
     can_suspend: bool
+    # Memory that lasts as long as the program, by what it is for; see `core_state.py`.
+    state: dict[Any, Allocation] = dataclasses.field(default_factory=dict)
+    # The matrix units that the program uses, by number.
+    matrix_units: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 
 class Context:

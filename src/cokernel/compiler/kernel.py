@@ -12,6 +12,7 @@ from llvmlite import ir
 from cokernel import _jax
 from cokernel.compiler.analysis import may_suspend, uses_barrier
 from cokernel.compiler.context import Context, Program
+from cokernel.compiler.core_state import clear_state
 from cokernel.compiler.dtypes import pointer
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.layout import MemoryLayout
@@ -121,7 +122,9 @@ class Kernel:
                 else read(context, resolve(context, ref, (), "read"))
                 for var, ref in zip(jaxpr.invars, refs, strict=True)
             ]
+            self.layout.clear_accumulators(context)
             lower_jaxpr(context, jaxpr, arguments)
+            clear_state(function, program)
             function.finish()
         return CompiledKernel(
             ir=str(self.module),

@@ -231,7 +231,19 @@ class MemoryLayout:
         if space is _jax.TpuMemorySpace.VMEM_SHARED:
             return self._ref(aval, name, Place.SHARED, self._keep(self.shared_arena, size), None)
         owner = self.arenas[program].allocate(size)
-        return self._ref(aval, name, Place.PRIVATE, owner.offset, program, owner)
+        ref = self._ref(aval, name, Place.PRIVATE, owner.offset, program, owner)
+        if isinstance(space, _jax.AccMemorySpace):
+            fill_zero(context, ref.address(context), size)
+        return ref
+
+    def clear_accumulators(self, context: Context) -> None:
+        """Clears the accumulators of matrix units among a program's scratch: they start at zero."""
+        variables = self.jaxprs[0].invars
+        program = context.program.index
+        for variable, ref in zip(variables, self.refs[program], strict=True):
+            space, _ = space_of(variable.aval)
+            if isinstance(space, _jax.AccMemorySpace) and ref.program == program:
+                fill_zero(context, ref.address(context), ref.nbytes)
 
     def barrier_semaphore(self, program: int, tag: Any, aval: Any) -> RefValue:
         """The semaphore that `get_barrier_semaphore(tag)` means in a program: one per core, for the

@@ -56,6 +56,14 @@ class Arena:
         self.size = offset + size
         return Allocation(self, offset, size)
 
+    def allocate_unused(self, size: int) -> Allocation:
+        """Reserves bytes that no allocation has ever had: for what must survive from one iteration
+        of a loop to the next, although the code emitted so far may run again in between.
+        """
+        offset, size = self.size, round_up(max(size, 1))
+        self.size = offset + size
+        return Allocation(self, offset, size)
+
     def _release(self, offset: int, size: int) -> None:
         position = bisect.bisect(self._free, (offset, size))
         if position < len(self._free) and offset + size == self._free[position][0]:

@@ -1,0 +1,230 @@
+"""TensorCore primitives give what their JAX definitions give."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.experimental.pallas import tpu as pltpu
+
+import cokernel
+from cokernel import _jax
+from tests.compiler.harness import MESH, run
+
+
+@settings(max_examples=30)
+@given(
+    data=st.data(),
+    shape=st.sampled_from([(5,), (3, 7), (8, 16), (3, 40, 30), (2, 3, 4)]),
+    dynamic=st.booleans(),
+)
+def test_roll_moves_each_slice_by_its_own_distance(data, shape, dynamic):
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    others = [number for number in range(len(shape)) if number != axis]
+    stride_axis = data.draw(st.sampled_from([None, *others]))
+    stride = None if stride_axis is None else data.draw(st.integers(0, 50))
+    shift = data.draw(st.integers(-60 if dynamic else 0, 100))
+    x = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+
+    def function(x, shift):
+        by = shift if dynamic else int(shift0)
+        return pltpu.roll(x, by, axis, stride=stride, stride_axis=stride_axis)
+
+    shift0 = shift
+    [got] = run(function, x, np.int32(shift))
+    expected = x.copy()
+    for position in range(1 if stride is None else shape[stride_axis]):
+        at = [slice(None)] * len(shape)
+        if stride is not None:
+            at[stride_axis] = slice(position, position + 1)
+        expected[tuple(at)] = np.roll(x[tuple(at)], shift + position * (stride or 0), axis)
+    np.testing.assert_array_equal(got, expected)
+
+
+CASTS = [
+    ((8, 16), jnp.int32, jnp.int16),
+    ((8, 16), jnp.int32, jnp.int8),
+    ((8, 32), jnp.float32, jnp.bfloat16),
+    ((64, 24), jnp.bfloat16, jnp.uint32),
+    ((4, 8), jnp.int8, jnp.float32),
+    ((8, 8), jnp.float32, jnp.int32),
+    ((64, 128), jnp.float32, jnp.uint32),
+    ((4, 12, 20), jnp.float32, jnp.uint8),
+    ((8, 4), jnp.uint8, jnp.uint16),
+]
+
+
+@pytest.mark.parametrize("dim", [-2, -1])
+@pytest.mark.parametrize(("shape", "source", "target"), CASTS)
+def test_bitcast_scales_a_dimension(shape, source, target, dim):
+    bits = np.random.default_rng(0).integers(0, 256, np.prod(shape) * jnp.dtype(source).itemsize)
+    x = bits.astype(np.uint8).view(source).reshape(shape)
+    [got] = run(lambda x: pltpu.bitcast(x, target, dim), x)
+    moved = np.ascontiguousarray(np.moveaxis(x, dim, -1))
+    expected = np.moveaxis(moved.view(target), -1, dim)
+    assert got.dtype == expected.dtype
+    unsigned = f"u{got.dtype.itemsize}"
+    np.testing.assert_array_equal(got.view(unsigned), np.ascontiguousarray(expected).view(unsigned))
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 16), (40, 50)])
+@pytest.mark.parametrize(
+    ("wide", "narrow"),
+    [
+        (jnp.float32, jnp.bfloat16),
+        (jnp.int32, jnp.int16),
+        (jnp.int32, jnp.int8),
+        (jnp.uint32, jnp.uint8),
+        (jnp.int16, jnp.int8),
+        (jnp.int8, jnp.int4),
+        (jnp.int32, jnp.uint4),
+    ],
+)
+def test_packed_elements_come_out_again(shape, wide, narrow):
+    width = {jnp.int4: 4, jnp.uint4: 4}.get(narrow, 8 * jnp.dtype(narrow).itemsize)
+    count = 8 * jnp.dtype(wide).itemsize // width
+    random = np.random.default_rng(0)
+    xs = [(random.normal(size=shape) * 100).astype(wide) for _ in range(count)]
+
+    def function(*xs):
+        packed = pltpu.pack_elementwise(xs, packed_dtype=narrow)
+        return packed, *(
+            pltpu.unpack_elementwise(packed, index=i, packed_dtype=narrow, unpacked_dtype=wide)
+            for i in range(count)
+        )
+
+    packed, *got = run(function, *xs)
+    word = packed.dtype
+    assert word == f"uint{8 * jnp.dtype(wide).itemsize}"
+    expected = np.zeros(shape, word)
+    for number, (x, ours) in enumerate(zip(xs, got, strict=True)):
+        small = np.asarray(jnp.asarray(x).astype(narrow))
+        np.testing.assert_array_equal(ours, small.astype(wide))
+        bits = small.view("u2").astype(word) if narrow == jnp.bfloat16 else x.astype(word)
+        expected |= (bits & word.type((1 << width) - 1)) << word.type(number * width)
+    np.testing.assert_array_equal(packed, expected)
+
+
+TARGETS = [jnp.bfloat16, jnp.float16, jnp.float8_e5m2, jnp.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@settings(max_examples=10)
+@given(seed=st.integers(0, 1000), exponent=st.integers(-20, 7))
+def test_stochastic_rounding_gives_one_of_the_two_neighbours(target, seed, exponent):
+    random = np.random.default_rng(seed)
+    x = (random.normal(size=300) * 2.0**exponent).astype(np.float32)
+    bits = random.integers(0, 1 << 32, 300, dtype=np.uint32)
+    [got] = run(lambda x, b: pltpu.stochastic_round(x, b, target_dtype=target), x, bits)
+    assert got.dtype == target
+    every = np.arange(1 << (8 * jnp.dtype(target).itemsize), dtype=np.uint32)
+    with np.errstate(invalid="ignore"):
+        values = every.astype(f"u{jnp.dtype(target).itemsize}").view(target).astype(np.float64)
+    values = np.unique(values[np.isfinite(values)])
+    below = values[np.searchsorted(values, x, "right") - 1]
+    above = values[np.minimum(np.searchsorted(values, x, "left"), values.size - 1)]
+    number = got.astype(np.float64)
+    assert np.all((number == below) | (number == above))
+
+
+def test_stochastic_rounding_rounds_up_as_often_as_the_rest_is_large():
+    count = 1 << 14
+    x = np.full(count, 1 + 0.25 * 2.0**-7, np.float32)
+    bits = np.random.default_rng(0).integers(0, 1 << 32, count, dtype=np.uint32)
+    [got] = run(lambda x, b: pltpu.stochastic_round(x, b, target_dtype=jnp.bfloat16), x, bits)
+    share = np.mean(got.astype(np.float32) > 1)
+    # Five standard deviations of a binomial distribution.
+    assert abs(share - 0.25) < 5 * np.sqrt(0.25 * 0.75 / count)
+
+
+@pytest.mark.parametrize("target", [jnp.bfloat16, jnp.float16, jnp.float8_e5m2])
+def test_stochastic_rounding_keeps_what_is_exact_or_not_a_number(target):
+    x = np.asarray([0.0, -0.0, 1, -2, 0.5, np.inf, -np.inf, np.nan], np.float32)
+    bits = np.full(8, 0xFFFFFFFF, np.uint32)
+    [got] = run(lambda x, b: pltpu.stochastic_round(x, b, target_dtype=target), x, bits)
+    np.testing.assert_array_equal(got.astype(np.float32), x)
+    np.testing.assert_array_equal(np.signbit(got[:2]), [False, True])
+
+
+@pytest.mark.parametrize("shape", [(), (16,), (30, 40)])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize("approx", [False, True])
+def test_reciprocal_is_one_divided_by_x(shape, dtype, approx):
+    x = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    [got] = run(lambda x: pltpu.reciprocal(x, approx=approx), x)
+    np.testing.assert_array_equal(got, np.asarray(jax.jit(lambda x: 1 / x)(x)))
+
+
+CONVOLUTIONS = [
+    {"window_strides": (2, 1), "padding": ((1, 0), (2, 1))},
+    {"padding": "SAME", "window_reversal": (True, False)},
+    {"padding": ((0, 1), (2, 0)), "lhs_dilation": (2, 1), "rhs_dilation": (1, 2)},
+    {"padding": "SAME", "feature_group_count": 2},
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*conv_general_dilated")
+@pytest.mark.parametrize("options", CONVOLUTIONS)
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_conv_is_a_convolution_added_to_an_accumulator(options, accumulates):
+    random = np.random.default_rng(0)
+    groups = options.get("feature_group_count", 1)
+    x = random.integers(-4, 5, (2, 9, 8, 4)).astype(np.float32)
+    w = random.integers(-4, 5, (3, 2, 4 // groups, 6)).astype(np.float32)
+    names = ("NHWC", "HWIO", "NHWC")
+
+    def reference(x, w):
+        rest = {k: v for k, v in options.items() if k != "window_reversal"}
+        flips = options.get("window_reversal", (False, False))
+        w = jnp.flip(w, [axis for axis, flip in enumerate(flips) if flip])
+        rest.setdefault("window_strides", (1, 1))
+        return lax.conv_general_dilated(x, w, dimension_numbers=names, **rest)
+
+    expected = np.asarray(reference(x, w))
+    if accumulates:
+        start = random.integers(-9, 9, expected.shape).astype(np.float32)
+        [got] = run(
+            lambda x, w, a: pltpu.conv(x, w, a, dimension_numbers=names, **options), x, w, start
+        )
+        expected = expected + start
+    else:
+        [got] = run(lambda x, w: pltpu.conv(x, w, dimension_numbers=names, **options), x, w)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_a_ref_in_any_space_is_in_hbm():
+    def body(x_ref, o_ref):
+        for position, space in enumerate((pltpu.HBM, pltpu.VMEM)):
+            answer = _jax.tpu_primitives.has_memory_space_p.bind(x_ref, memory_space=space)
+            o_ref[position] = answer.astype(jnp.int32)
+
+    kernel = cokernel.mpmd_map([(MESH, body)], jax.ShapeDtypeStruct((2,), jnp.int32))
+    assert list(np.asarray(kernel(jnp.zeros(4)))) == [1, 0]
+
+
+def test_scratch_in_vmem_is_not_in_hbm():
+    def body(o_ref, scratch):
+        for position, space in enumerate((pltpu.HBM, pltpu.VMEM)):
+            answer = _jax.tpu_primitives.has_memory_space_p.bind(scratch, memory_space=space)
+            o_ref[position] = answer.astype(jnp.int32)
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((2,), jnp.int32),
+        mesh=MESH,
+        scratch_types=[pltpu.VMEM((8,), jnp.float32)],
+    )
+    assert list(np.asarray(kernel())) == [0, 1]
+
+
+def test_touch_and_trace_value_change_nothing():
+    def body(x_ref, o_ref):
+        pltpu.touch(x_ref)
+        pltpu.trace_value("sum", jnp.sum(x_ref[...]))
+        o_ref[...] = x_ref[...] + 1
+
+    x = np.arange(8, dtype=np.int32)
+    kernel = cokernel.mpmd_map([(MESH, body)], jax.ShapeDtypeStruct((8,), jnp.int32))
+    np.testing.assert_array_equal(kernel(x), x + 1)
