@@ -95,6 +95,20 @@ class TestEffects:
         assert inner.effects == {_jax.NamedAxisEffect("batch")}
         assert inner.outvars[0].aval.manual_axis_type.varying == {"batch"}
 
+    def test_communication_with_other_devices_comes_out(self):
+        def body(x_ref, o_ref, sem):
+            pl.semaphore_signal(sem, device_id={"batch": 0})
+
+        kernel = cokernel.kernel(
+            body, VECTOR4, mesh=CORES, scratch_types=[pltpu.SemaphoreType.REGULAR]
+        )
+        mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+        spec = jax.sharding.PartitionSpec("batch")
+        sharded = jax.shard_map(kernel, mesh=mesh, in_specs=spec, out_specs=spec)
+        [eqn] = jax.make_jaxpr(sharded)(jnp.ones(16)).eqns
+        [inner] = eqn.params["jaxpr"].eqns
+        assert _jax.comms_effect in inner.effects
+
     def test_debug_effects_come_out(self):
         def body(x_ref, o_ref):
             pl.debug_print("hello")

@@ -10,11 +10,8 @@ imports each name on its own. Names are grouped by what they are for, and sorted
 # Tracing and jaxprs
 from jax._src.api_util import debug_info
 from jax._src.core import AbstractValue
-from jax._src.core import DebugInfo
 from jax._src.core import DropVar
 from jax._src.core import Jaxpr
-from jax._src.core import JaxprEqn
-from jax._src.core import JaxprPpContext
 from jax._src.core import Literal
 from jax._src.core import ManualAxisType
 from jax._src.core import MemorySpace as ArrayMemorySpace
@@ -29,7 +26,6 @@ from jax._src.core import custom_typechecks
 from jax._src.core import extend_axis_env_nd
 from jax._src.core import get_axis_env
 from jax._src.core import get_referent
-from jax._src.core import jaxpr_as_fun
 from jax._src.core import jaxprs_in_params
 from jax._src.core import pp_eqn_rules
 from jax._src.core import resolve_input_effects
@@ -47,13 +43,12 @@ from jax._src.xla_metadata import clear_xla_metadata
 
 # Effects
 from jax._src.core import NamedAxisEffect
-from jax._src.effects import Effect
 from jax._src.effects import JaxprInputEffect
 from jax._src.pallas.core import CommsEffect
+from jax._src.pallas.core import comms_effect
 from jax._src.pallas.core import kernel_local_effects
 
 # Refs
-from jax._src.state.discharge import DischargeContext
 from jax._src.state.discharge import constrain as constrain_memory_space
 from jax._src.state.discharge import discharge_state
 from jax._src.state.discharge import discharged_aval
@@ -76,7 +71,6 @@ from jax._src.pallas.core import _convert_out_shape_to_aval as convert_out_type_
 from jax._src.pallas.core import get_memory_space_aval
 from jax._src.pallas.mosaic.core import AccMemorySpace
 from jax._src.pallas.mosaic.core import CompilerParams as TpuCompilerParams
-from jax._src.pallas.mosaic.core import CoreType as TpuCoreType
 from jax._src.pallas.mosaic.core import MemorySpace as TpuMemorySpace
 from jax._src.pallas.mosaic.core import SideEffectType
 from jax._src.pallas.mosaic.core import TensorCoreMesh
@@ -87,18 +81,15 @@ from jax._src.pallas.mosaic.sc_core import VectorSubcoreMesh
 from jax._src import tpu_info
 from jax._src.lib import _jax as jaxlib_extension
 from jax._src.tpu_info import ChipVersion
-from jax._src.tpu_info import TpuInfo
 from jax._src.tpu_info import get_tpu_info_for_chip
 
 # Configuration
 from jax._src import config
 from jax._src.config import config_ext
 from jax._src.frozen_dict import FrozenDict
-from jax._src.xla_bridge import backends_are_initialized
 
 # Lowering
 from jax._src.interpreters import mlir
-from jax._src.interpreters.mlir import LoweringRuleContext
 from jax._src.interpreters.mlir import register_lowering
 
 # Transformations

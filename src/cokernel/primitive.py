@@ -97,12 +97,36 @@ def _effects(
             elif isinstance(effect, _jax.NamedAxisEffect):
                 if effect.name not in own_axes:
                     effects.add(effect)
-            elif not mesh.discharges_effect(effect) and not (
-                _jax.kernel_local_effects.contains(effect)
+            elif isinstance(effect, _jax.CommsEffect) or not (
+                mesh.discharges_effect(effect) or _jax.kernel_local_effects.contains(effect)
             ):
                 effects.add(effect)
+        if _reaches_other_devices(jaxpr, own_axes):
+            effects.add(_jax.comms_effect)
     effects.update(_jax.WriteEffect(index) for index in used_semaphores(in_avals, jaxprs))
     return effects
+
+
+def _reaches_other_devices(jaxpr: Any, own_axes: set[Any]) -> bool:
+    """Returns whether a signal or copy goes along an axis that is not the kernel's own.
+
+    JAX notes only that the axis is used, which is no reason to keep a kernel that nobody needs.
+    """
+    senders = (_jax.pallas_primitives.semaphore_signal_p, _jax.tpu_primitives.dma_start_p)
+    return any(
+        isinstance(effect, _jax.NamedAxisEffect) and effect.name not in own_axes
+        for eqn in all_equations(jaxpr)
+        if eqn.primitive in senders
+        for effect in eqn.effects
+    )
+
+
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a jaxpr and of all jaxprs within."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in _jax.jaxprs_in_params(eqn.params):
+            yield from all_equations(inner)
 
 
 def used_semaphores(in_avals: Sequence[Any], jaxprs: Sequence[Any]) -> set[int]:

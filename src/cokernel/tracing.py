@@ -16,7 +16,7 @@ import numpy as np
 
 from cokernel import _jax, meshes, parameters
 from cokernel.closures import unify
-from cokernel.primitive import mpmd_map_p, tracing_context
+from cokernel.primitive import all_equations, mpmd_map_p, tracing_context
 from cokernel.signature import KernelSpec, Signature, function_name, is_ref
 
 # A message that names a line shall name the user's, and not one of these.
@@ -319,11 +319,3 @@ def _check_axis_names(spec: KernelSpec, mesh: Any, jaxpr: Any) -> None:
                 f"{sorted(map(str, wrong))[0]!r} at {_jax.summarize_source(eqn.source_info)}, but "
                 f"it runs on {mesh}, which has no such axis"
             )
-
-
-def all_equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields the equations of a jaxpr and of all jaxprs within."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in _jax.jaxprs_in_params(eqn.params):
-            yield from all_equations(inner)

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
 from cokernel import primitive
-from cokernel.tracing import all_equations
+from cokernel.primitive import all_equations
 
 CORES = cokernel.CoreMesh(core=2)
 F32 = jnp.float32

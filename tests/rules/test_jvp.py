@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
 from cokernel import primitive
-from cokernel.tracing import all_equations
+from cokernel.primitive import all_equations
 
 CORES = cokernel.CoreMesh(core=2)
 ONE_CORE = cokernel.CoreMesh(core=1)

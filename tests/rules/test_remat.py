@@ -7,7 +7,7 @@ import pytest
 
 import cokernel
 from cokernel import primitive
-from cokernel.tracing import all_equations
+from cokernel.primitive import all_equations
 
 CORES = cokernel.CoreMesh(core=1)
 F32 = jnp.float32
