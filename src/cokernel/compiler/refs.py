@@ -532,7 +532,7 @@ def read(context: Context, view: View) -> Value:
     def emit(
         builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
     ) -> ir.Value:
-        address = _picked_address(builder, indices, operands[0], operands[1:], index)
+        address = picked_address(builder, indices, operands[0], operands[1:], index)
         return load_element(builder.function, address, base.dtype)
 
     return context.settle(Expression(view.shape, base.dtype, (base, *arrays), emit))
@@ -543,13 +543,14 @@ def _in_memory(context: Context, array: Value) -> Value:
     return context.materialise(array) if isinstance(array, Packed) and array.size > 8 else array
 
 
-def _picked_address(
+def picked_address(
     builder: ElementBuilder,
     indices: IndexArrays,
     base: Value,
     arrays: Sequence[Value],
     index: Sequence[Index],
 ) -> ir.Value:
+    """The address of the element at an index of a view that index arrays have made."""
     assert isinstance(base, Buffer)
     function = builder.function
     end = indices.position + len(indices.shape)
@@ -618,7 +619,7 @@ def _write_picked(context: Context, view: View, value: Value, add: Any) -> None:
     base_in, value_in, *arrays_in = (operand.rebuild(incoming) for operand in operands)
     with context.inside(inner), inner.nest(view.shape) as index:
         builder = ElementBuilder(inner)
-        address = _picked_address(builder, indices, base_in, arrays_in, index)
+        address = picked_address(builder, indices, base_in, arrays_in, index)
         register = value_in.element(builder, index)
         if add is not None:
             old = make_packed((), base.dtype, load_element(inner, address, base.dtype))

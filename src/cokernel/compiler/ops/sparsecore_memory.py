@@ -21,6 +21,18 @@ from cokernel.compiler.dtypes import i1, i32, i64, pointer, void
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops.control import outlined
 from cokernel.compiler.ops.copies import add_in_place
+from cokernel.compiler.ops.masks import (
+    count_true,
+    fail_index,
+    fits_a_register,
+    from_memory_type,
+    in_memory_type,
+    lanes_of,
+    masked_load,
+    masked_store,
+    prefix_mask,
+    resize,
+)
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.refs import Place, View, accumulate, read, resolve
@@ -41,52 +53,6 @@ SC = _jax.sc_primitives
 def is_shared(view: View) -> bool:
     """Whether other cores may write to a view at the same time."""
     return view.ref.place is not Place.PRIVATE
-
-
-# Masks.
-
-
-def lanes_of(context: Context, mask: Value) -> ir.Value:
-    """A small mask as one vector, also if it has one element."""
-    register = context.pack(mask)
-    if isinstance(register.type, ir.VectorType):
-        return register
-    vector = ir.Constant(ir.VectorType(register.type, 1), ir.Undefined)
-    return context.builder.insert_element(vector, register, ir.Constant(i32, 0))
-
-
-def mask_bits(context: Context, mask: ir.Value) -> ir.Value:
-    """A vector of truth values as the bits of one integer, lane 0 lowest."""
-    return context.builder.bitcast(mask, ir.IntType(mask.type.count))
-
-
-def count_true(context: Context, mask: Value) -> ir.Value:
-    """How many elements of a mask are true, as an i64."""
-    if not is_small(mask.shape, mask.dtype):
-        return _count_in_loop(context, mask)
-    bits = mask_bits(context, lanes_of(context, mask))
-    count = context.function.intrinsic("llvm.ctpop", bits.type, [bits])
-    return resize(context.builder, count, i64)
-
-
-def resize(builder: ir.IRBuilder, value: ir.Value, kind: ir.IntType) -> ir.Value:
-    """A non-negative integer in another width."""
-    if value.type.width < kind.width:
-        return builder.zext(value, kind)
-    return value if value.type == kind else builder.trunc(value, kind)
-
-
-def _count_in_loop(context: Context, mask: Value) -> ir.Value:
-    def build(inside: list[Any]) -> Sequence[ir.Value]:
-        function = context.function
-        with function.loop(0, mask.size, carry=[ir.Constant(i64, 0)]) as loop:
-            index = function.unravel(loop.counter, mask.shape)
-            taken = inside[0].element(ElementBuilder(function), index)
-            loop.next = [function.builder.add(loop.carry[0], function.builder.zext(taken, i64))]
-        return loop.carry
-
-    [count] = outlined(context, "count_true", [context.materialise(mask)], [i64], build)
-    return count
 
 
 # Expanded loads, compressed stores.
@@ -114,55 +80,6 @@ def _front(
     return dataclasses.replace(view, extents=(whole.size,))
 
 
-def _prefix_mask(context: Context, mask: ir.Value) -> ir.Value:
-    """As many true lanes as the mask has, all at the front."""
-    bits = mask_bits(context, mask)
-    function, builder = context.function, context.builder
-    count = function.intrinsic("llvm.ctpop", bits.type, [bits])
-    # In twice the width a shift by the number of lanes is still a shift.
-    wide = ir.IntType(2 * bits.type.width)
-    ones = builder.sub(
-        builder.shl(ir.Constant(wide, 1), builder.zext(count, wide)), ir.Constant(wide, 1)
-    )
-    return builder.bitcast(builder.trunc(ones, bits.type), mask.type)
-
-
-def _in_memory_type(context: Context, register: ir.Value, dtype: np.dtype) -> ir.Value:
-    if dtype != np.bool_:
-        return register
-    return context.builder.zext(register, ir.VectorType(dtypes.i8, lane_count(register)))
-
-
-def _from_memory_type(context: Context, register: ir.Value, dtype: np.dtype) -> ir.Value:
-    if dtype != np.bool_:
-        return register
-    return context.builder.icmp_unsigned("!=", register, ir.Constant(register.type, None))
-
-
-def _masked_load(
-    context: Context, name: str, address: ir.Value, mask: ir.Value, dtype: np.dtype
-) -> ir.Value:
-    """A vector load of the lanes in a mask; the others are zero."""
-    kind = ir.VectorType(dtypes.memory_type(dtype), mask.type.count)
-    zero = ir.Constant(kind, None)
-    overloads = [kind] if name == "llvm.masked.expandload" else [kind, pointer]
-    loaded = context.function.intrinsic(name, kind, [address, mask, zero], overloads=overloads)
-    return _from_memory_type(context, loaded, dtype)
-
-
-def _masked_store(
-    context: Context, register: ir.Value, address: ir.Value, mask: ir.Value, dtype: np.dtype
-) -> None:
-    register = _in_memory_type(context, register, dtype)
-    context.function.intrinsic(
-        "llvm.masked.store", void, [register, address, mask], overloads=[register.type, pointer]
-    )
-
-
-def _fits_a_register(buffer: Buffer) -> bool:
-    return is_small(buffer.shape, buffer.dtype) and buffer.size > 1 and buffer.is_dense
-
-
 def _unflatten(eqn: Any, operands: Sequence[Any]) -> tuple[Any, Any]:
     """The transforms and the mask of an expanded load or compressed store."""
     *flat, mask = operands if eqn.params["has_mask"] else (*operands, None)
@@ -176,9 +93,9 @@ def _load_expanded(context: Context, eqn: Any, ref: Any, *operands: Any) -> Valu
         return read(context, resolve(context, ref, transforms, "read"))
     view = _front(context, ref, transforms, mask, "load_expanded")
     buffer = view.buffer()
-    if _fits_a_register(buffer):
+    if fits_a_register(buffer):
         taken = lanes_of(context, mask)
-        register = _masked_load(
+        register = masked_load(
             context, "llvm.masked.expandload", buffer.address, taken, buffer.dtype
         )
         return make_packed(buffer.shape, buffer.dtype, register)
@@ -248,7 +165,7 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
     )
     buffer = view.buffer()
     is_atomic = add and is_shared(view)
-    if _fits_a_register(buffer) and not is_atomic:
+    if fits_a_register(buffer) and not is_atomic:
         _compress_in_register(context, buffer, value, mask, add)
         return value
 
@@ -277,16 +194,16 @@ def _compress_in_register(
 ) -> None:
     register, taken = context.pack(value), lanes_of(context, mask)
     dense = _compress(context, register, taken)
-    front = _prefix_mask(context, taken)
+    front = prefix_mask(context, taken)
     if add:
-        old = _masked_load(context, "llvm.masked.load", buffer.address, front, buffer.dtype)
+        old = masked_load(context, "llvm.masked.load", buffer.address, front, buffer.dtype)
         total = add_values(
             context,
             make_packed(buffer.shape, buffer.dtype, old),
             make_packed(buffer.shape, buffer.dtype, dense),
         )
         dense = context.pack(total)
-    _masked_store(context, dense, buffer.address, front, buffer.dtype)
+    masked_store(context, dense, buffer.address, front, buffer.dtype)
 
 
 def _compress(context: Context, register: ir.Value, taken: ir.Value) -> ir.Value:
@@ -406,19 +323,6 @@ def _check_lanes(
     context.check(good, record)
 
 
-def fail_index(
-    context: Context, view: View, dimension: int, index: ir.Value, extent: Index, operation: str
-) -> None:
-    """Records that an index into one dimension of a view is out of bounds."""
-    function = context.function
-    shape = str(tuple(view.ref.shape))
-    site = context.site(
-        operation, view.ref.name, shape=shape, rank=len(view.extents), is_index=True
-    )
-    arguments = [ir.Constant(i32, dimension), index, function.index(1), function.index(extent)]
-    function.call_external("cokernel_fail_index", void, [function.core, site, *arguments])
-
-
 def _is_vector(indices: Sequence[Value], dtype: Any) -> bool:
     return all(
         is_small(array.shape, np.int64) and is_small(array.shape, dtype) for array in indices
@@ -440,7 +344,7 @@ def _load_gather(context: Context, eqn: Any, *operands: Any) -> Value:
             [lanes.addresses, lanes.mask, ir.Constant(kind, None)],
             overloads=[kind, lanes.addresses.type],
         )
-        return make_packed(shape, dtype, _from_memory_type(context, loaded, dtype))
+        return make_packed(shape, dtype, from_memory_type(context, loaded, dtype))
     target = nests.dense_buffer(context, shape, dtype)
 
     def step(position: Index, address: ir.Value, inside: list[Any]) -> None:
@@ -465,7 +369,7 @@ def _store_scatter(context: Context, eqn: Any, *operands: Any) -> None:
         if add:
             return _add_lanes(context, lanes, context.pack(value), dtype, mask is not None)
         # Of lanes with one address the last one counts: LLVM stores them in order.
-        register = _in_memory_type(context, context.pack(value), dtype)
+        register = in_memory_type(context, context.pack(value), dtype)
         overloads = [register.type, lanes.addresses.type]
         arguments = [register, lanes.addresses, lanes.mask]
         context.function.intrinsic("llvm.masked.scatter", void, arguments, overloads=overloads)

@@ -21,8 +21,8 @@ from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops.apply import convert
 from cokernel.compiler.ops.combine import Combiner, Fold
 from cokernel.compiler.ops.cumulative import prefix_scan
+from cokernel.compiler.ops.masks import lanes_of, mask_bits, resize
 from cokernel.compiler.ops.registry import rule
-from cokernel.compiler.ops.sparsecore_memory import lanes_of, mask_bits, resize
 from cokernel.compiler.ops.traced import lower_traced
 from cokernel.compiler.values import (
     Value,
