@@ -39,6 +39,10 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         # communicates is one.
         has_side_effect=options.has_side_effects or _has_side_effects(ctx, params),
     )
+    # On the CPU calls with side effects run one after the other in the order of the program, so
+    # the tokens of ordered effects have nothing to add.
+    if len(ctx.tokens_in):
+        ctx.set_tokens_out(ctx.tokens_in)
     signed = key - (1 << 64) if key >= 1 << 63 else key
     # With callbacks the module means nothing in another process, so its text stays here.
     return rule(call_ctx, *operands, *extra, key=np.int64(signed), module="" if callbacks else text)

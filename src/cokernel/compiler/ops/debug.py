@@ -90,17 +90,20 @@ def _debug_callback(context: Context, eqn: Any, *operands: Value) -> list[Any]:
 @rule(_jax.pure_callback_p, _jax.io_callback_p)
 def _callback(context: Context, eqn: Any, *operands: Value) -> list[Value]:
     callback = eqn.params["callback"]
+    has_wide_types = bool(jax.config.jax_enable_x64)
 
     def call(core: dict[str, Any], *arrays: np.ndarray) -> Sequence[Any]:
-        return [
-            np.asarray(result).astype(np.dtype(aval.dtype), copy=False)
-            if isinstance(result, bool | int | float)
-            else result
-            for result, aval in zip(callback(*arrays), avals, strict=True)
-        ]
+        results = [np.asarray(result) for result in callback(*arrays)]
+        # As in JAX, numpy's 64-bit defaults become what they are in the rest of the program.
+        return results if has_wide_types else [_without_wide_types(result) for result in results]
 
     avals = eqn.params["result_avals"]
     return call_python(context, call, operands, avals, eqn.primitive.name)
+
+
+def _without_wide_types(array: np.ndarray) -> np.ndarray:
+    narrow = {"int64": np.int32, "uint64": np.uint32, "float64": np.float32}
+    return array.astype(narrow.get(array.dtype.name, array.dtype), copy=False)
 
 
 @rule(_jax.check_p)
