@@ -39,6 +39,7 @@ from jax._src.source_info_util import new_source_info
 from jax._src.source_info_util import register_exclusion as exclude_from_sources
 from jax._src.source_info_util import summarize as summarize_source
 from jax._src.tree_util import tracing_registry
+from jax._src.util import weakref_lru_cache
 from jax._src.xla_metadata import clear_xla_metadata
 
 # Effects

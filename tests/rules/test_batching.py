@@ -74,6 +74,13 @@ class TestArrays:
         args = [numbers(*shape) for shape in shapes]
         np.testing.assert_allclose(jax.jit(fn)(*args), reference(*args), rtol=1e-6)
 
+    def test_the_second_eager_call_compiles_nothing(self):
+        x = numbers(3, 4)
+        jax.vmap(affine)(x, x)
+        with jax.no_tracing():
+            result = jax.vmap(affine)(x, x)
+        np.testing.assert_allclose(result, 3.0 * x, rtol=1e-6)
+
     def test_what_is_not_batched_is_launched_once(self):
         def fn(x, y):
             return x + affine(y, y)

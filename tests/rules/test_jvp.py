@@ -70,6 +70,13 @@ class TestKernels:
         x, y = numbers(4), numbers(4, seed=1)
         assert_same_derivatives(lambda x: product(x, y), lambda x: expected_product(x, y), x)
 
+    def test_the_second_eager_call_compiles_nothing(self):
+        x, y = numbers(4), numbers(4, seed=1)
+        jax.jvp(product, (x, y), (y, x))
+        with jax.no_tracing():
+            out, _ = jax.jvp(product, (x, y), (y, x))
+        np.testing.assert_allclose(out, expected_product(x, y), rtol=1e-6)
+
     def test_no_tangents_at_all_launch_the_kernel_itself(self):
         jaxpr = jax.make_jaxpr(lambda x: jax.jvp(lambda z: product(x, x) + z, (x,), (x,)))(
             numbers(4)

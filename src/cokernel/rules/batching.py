@@ -4,7 +4,8 @@ A launch uses all workers, so launches one after the other lose little, and any 
 batched this way, whatever its bodies do with indices, DMAs and semaphores.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,13 +42,26 @@ def batch(
     elif axis_data.size == 1:
         # One launch and, as reshapes are free, nothing else.
         outs = [jnp.expand_dims(out, 0) for out in _launch_element(0, args, dims, params)]
+    elif _jax.trace_state_clean():
+        # Outside of jit, a loop would be traced and compiled each time.
+        with _jax.config.disable_jit(False):
+            outs = _jitted_loop(axis_data.size, tuple(dims), _jax.FrozenDict(params))(*args)
     else:
-
-        def launch(_: None, index: Any) -> tuple[None, Sequence[Any]]:
-            return None, _launch_element(index, args, dims, params)
-
-        _, outs = lax.scan(launch, None, jnp.arange(axis_data.size))
+        outs = _launch_all(axis_data.size, dims, params, *args)
     return outs, [0] * len(outs)
+
+
+def _launch_all(size: int, dims: Sequence[Any], params: Any, *args: Any) -> Sequence[Any]:
+    def launch(_: None, index: Any) -> tuple[None, Sequence[Any]]:
+        return None, _launch_element(index, args, dims, params)
+
+    _, outs = lax.scan(launch, None, jnp.arange(size))
+    return outs
+
+
+@functools.lru_cache(maxsize=512)
+def _jitted_loop(size: int, dims: tuple[Any, ...], params: Any) -> Callable[..., Any]:
+    return jax.jit(functools.partial(_launch_all, size, dims, params))
 
 
 def _only_tangents_are_batched(args: Sequence[Any], dims: Sequence[Any], original: Any) -> bool:
@@ -77,9 +91,7 @@ def _batch_tangents(
     )
 
 
-def _launch_element(
-    index: Any, args: Sequence[Any], dims: Sequence[Any], params: dict[str, Any]
-) -> list[Any]:
+def _launch_element(index: Any, args: Sequence[Any], dims: Sequence[Any], params: Any) -> list[Any]:
     """Runs the kernel on element `index` of the batch and writes its batched Refs back."""
     elements = [_element(arg, dim, index) for arg, dim in zip(args, dims, strict=True)]
     outs = mpmd_map_p.bind(*elements, **params)

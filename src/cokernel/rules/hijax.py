@@ -59,6 +59,7 @@ def _places(avals: Sequence[Any]) -> list[range]:
     return [range(start, end) for start, end in itertools.pairwise(ends)]
 
 
+@_jax.weakref_lru_cache
 def _lowered(jaxpr: Any) -> Any:
     low = _jax.partial_eval.lower_jaxpr2(jaxpr)
     if low.consts:

@@ -79,7 +79,14 @@ def _jvp_params(
                 "function that is differentiated, or pass it as an argument"
             )
     new_jaxprs = tuple(
-        _jvp_program(jaxpr, mesh, nonzero_in, nonzero_out, params)
+        _jvp_program(
+            jaxpr,
+            mesh,
+            (*params["meshes"], *params["external_meshes"]),
+            params["target"],
+            tuple(nonzero_in),
+            tuple(nonzero_out),
+        )
         for jaxpr, mesh in zip(jaxprs, params["meshes"], strict=True)
     )
     in_position = _positions(nonzero_in)
@@ -115,18 +122,20 @@ def _positions(nonzero: Sequence[bool]) -> dict[int, int]:
     return {index: len(nonzero) + place for place, index in enumerate(with_tangents)}
 
 
+# Remembered, so that a kernel that is differentiated again, outside of jit, is not compiled again.
+@_jax.weakref_lru_cache
 def _jvp_program(
     jaxpr: Any,
     mesh: Any,
-    nonzero_in: Sequence[bool],
-    nonzero_out: Sequence[bool],
-    params: dict[str, Any],
+    all_meshes: tuple[Any, ...],
+    target: str | None,
+    nonzero_in: tuple[bool, ...],
+    nonzero_out: tuple[bool, ...],
 ) -> Any:
     num_inputs, num_outputs = len(nonzero_in), len(nonzero_out)
     scratch = jaxpr.invars[num_inputs + num_outputs :]
     nonzero = [*nonzero_in, *nonzero_out, *(is_differentiable(var.aval) for var in scratch)]
-    all_meshes = (*params["meshes"], *params["external_meshes"])
-    with tracing_context(mesh, all_meshes, params["target"]):
+    with tracing_context(mesh, all_meshes, target):
         try:
             new, _ = jvp_of_jaxpr(jaxpr, nonzero, [])
         except NotImplementedError as error:
