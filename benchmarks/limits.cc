@@ -6,6 +6,8 @@
 // `out` means memory that is allocated for each repetition, as XLA allocates the result of a
 // kernel.
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -97,12 +99,27 @@ double median_time(int64_t repetitions, const std::function<void()>& work) {
   return times[times.size() / 2];
 }
 
+// New memory for a result, in large pages where the system offers them on request, as Cokernel asks
+// for them too.
+float* allocate(int64_t size) {
+  constexpr size_t kLargePage = size_t{2} << 20;
+  size_t bytes = size * sizeof(float);
+  bool large = bytes >= 2 * kLargePage;
+  size_t alignment = large ? kLargePage : 64;
+  bytes = (bytes + alignment - 1) / alignment * alignment;
+  void* block = std::aligned_alloc(alignment, bytes);
+#if defined(MADV_HUGEPAGE)
+  if (large) madvise(block, bytes, MADV_HUGEPAGE);
+#endif
+  return static_cast<float*>(block);
+}
+
 // Runs work(subcore, out) on all subcores, with memory of `size` floats for the result.
 double run_on_subcores(int threads, int64_t repetitions, int64_t size, float* out,
                        const std::function<void(int64_t, float*)>& work) {
   Team team(threads);
   return median_time(repetitions, [&] {
-    float* target = out ? out : static_cast<float*>(std::aligned_alloc(64, size * sizeof(float)));
+    float* target = out ? out : allocate(size);
     team.run([&](int64_t subcore) { work(subcore, target); });
     if (!out) std::free(target);
   });
