@@ -8,7 +8,7 @@ import jax
 # Several CPU devices let the tests run kernels under shard_map; both must be set before JAX
 # starts a backend.
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)
 
 # Compiling a kernel takes as long as the machine is busy, so no example has a deadline. On a
 # build machine the examples are the same each time, so that a red run can be reproduced.

@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 import cokernel
 
 F32 = jnp.float32
+DEVICES = 8
 CORES = cokernel.CoreMesh(core=2)
 LANE = cokernel.CoreMesh(lane=1)
 
@@ -38,7 +39,7 @@ kernel = cokernel.mpmd_map(
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
 def test_each_device_has_its_own_launch(check_vma, transform):
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("x")
 
     @transform
@@ -47,12 +48,12 @@ def test_each_device_has_its_own_launch(check_vma, transform):
         return kernel(x) + lax.axis_index("x").astype(F32)
 
     one = np.concatenate([[14.0], 2.0 * np.arange(1.0, 8.0)])
-    wanted = np.concatenate([one + device for device in range(4)])
-    np.testing.assert_array_equal(fn(jnp.tile(jnp.arange(8.0), 4)), wanted)
+    wanted = np.concatenate([one + device for device in range(DEVICES)])
+    np.testing.assert_array_equal(fn(jnp.tile(jnp.arange(8.0), DEVICES)), wanted)
 
 
 def test_refs_inside_shard_map():
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("x")
 
     def body(x_ref, total_ref):
@@ -72,7 +73,7 @@ def test_refs_inside_shard_map():
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_batches_inside_and_outside(check_vma):
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("x")
     shard = functools.partial(
         jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
@@ -82,14 +83,16 @@ def test_batches_inside_and_outside(check_vma):
     inside = jax.jit(shard(jax.vmap(kernel)))(x)
     np.testing.assert_array_equal(inside, one)
 
-    wide = jnp.tile(x[:, None, :], (1, 4, 1)).reshape(8, 32)
+    wide = jnp.tile(x[:, None, :], (1, DEVICES, 1)).reshape(8, 8 * DEVICES)
     outside = jax.jit(jax.vmap(shard(kernel)))(wide)
-    np.testing.assert_array_equal(outside, jnp.tile(one[:, None, :], (1, 4, 1)).reshape(8, 32))
+    np.testing.assert_array_equal(
+        outside, jnp.tile(one[:, None, :], (1, DEVICES, 1)).reshape(8, 8 * DEVICES)
+    )
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_forward_mode(check_vma):
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("x")
     shard = functools.partial(
         jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
