@@ -155,3 +155,11 @@ from jax._src.pallas.core import debug_checks_enabled
 
 # Clients of XLA
 from jax._src.lib import xla_client
+
+# Random numbers
+from jax._src.core import physical_aval
+from jax._src.pallas.mosaic.random import tpu_key_impl as pallas_key_impl
+from jax._src.random import prng
+from jax._src.random.core import random_clone_p
+from jax._src.random.prng import KeyTy
+from jax._src.random.threefry2x32 import threefry2x32_p

@@ -15,6 +15,7 @@ from cokernel.compiler.context import Context, Program
 from cokernel.compiler.core_state import clear_state
 from cokernel.compiler.dtypes import pointer
 from cokernel.compiler.function import FunctionBuilder, Index
+from cokernel.compiler.keys import without_keys
 from cokernel.compiler.layout import MemoryLayout
 from cokernel.compiler.ops import load_rules
 from cokernel.compiler.program import lower_jaxpr
@@ -55,7 +56,7 @@ class Kernel:
         offsets: dict[str, int],
     ):
         self.name = name
-        self.jaxprs = tuple(jaxprs)
+        self.jaxprs = tuple(map(without_keys, jaxprs))
         self.meshes = tuple(meshes)
         self.external_meshes = tuple(external_meshes)
         self.bounds_checks = bounds_checks
@@ -76,7 +77,7 @@ class Kernel:
         ]
         self.layout = MemoryLayout(
             name,
-            jaxprs,
+            self.jaxprs,
             meshes,
             self.program_names,
             operand_count=operand_count,

@@ -31,7 +31,11 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
             _register(key, module, callbacks)
     extra = [_axis_index(ctx, axis) for axis in outer]
     scalar = _jax.ShapedArray((), np.dtype(np.int32))
-    call_ctx = ctx.replace(avals_in=[*ctx.avals_in, *[scalar] * len(extra)])
+    # An array of random keys travels as the words it is made of.
+    call_ctx = ctx.replace(
+        avals_in=[*map(_jax.physical_aval, ctx.avals_in), *[scalar] * len(extra)],
+        avals_out=list(map(_jax.physical_aval, ctx.avals_out)),
+    )
     rule = jax.ffi.ffi_lowering(
         CPU_CALL_TARGET,
         operand_output_aliases=dict(params["input_output_aliases"]),
