@@ -41,10 +41,11 @@ def log2(x):
 
 # For each function: the primitive's function, its reference in float64, and the largest error of
 # float32 results in units of the last place (ulps), against float64 over all float32 arguments.
-# Measured on 1.4 million arguments, and rounded up.
+# Measured on 1.4 million arguments, on processors with and without fused instructions, and rounded
+# up.
 ACCURACY = {
     "exp": (lax.exp, np.exp, 1.0),
-    "exp2": (lax.exp2, np.exp2, 1.0),
+    "exp2": (lax.exp2, np.exp2, 1.5),
     "expm1": (lax.expm1, np.expm1, 1.5),
     "log": (lax.log, np.log, 1.0),
     "log2": (log2, np.log2, 2.0),
@@ -65,7 +66,7 @@ ACCURACY = {
     "sqrt": (lax.sqrt, np.sqrt, 0.5),
     "rsqrt": (lax.rsqrt, lambda x: 1 / np.sqrt(x), 1.5),
     "cbrt": (lax.cbrt, np.cbrt, 0.51),
-    "erf": (lax.erf, scipy.special.erf, 5.0),
+    "erf": (lax.erf, scipy.special.erf, 6.0),
     "erfc": (lax.erfc, scipy.special.erfc, 0.6),
     "erf_inv": (lax.erf_inv, scipy.special.erfinv, 0.6),
     "lgamma": (lax.lgamma, scipy.special.gammaln, 0.6),
