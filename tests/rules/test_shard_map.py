@@ -97,6 +97,6 @@ def test_forward_mode(check_vma):
     shard = functools.partial(
         jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma
     )
-    x = jnp.arange(32.0)
+    x = jnp.arange(8.0 * DEVICES)
     out, tangent = jax.jit(lambda x, t: jax.jvp(shard(kernel), (x,), (t,)))(x, 3.0 * x)
     np.testing.assert_array_equal(tangent, 3.0 * out)
