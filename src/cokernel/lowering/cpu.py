@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from cokernel import _jax, _runtime, parameters, primitive
@@ -32,9 +33,16 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     extra = [_axis_index(ctx, axis) for axis in outer]
     scalar = _jax.ShapedArray((), np.dtype(np.int32))
     # An array of random keys travels as the words it is made of.
+    avals_in, avals_out = (
+        [_jax.physical_aval(aval) for aval in avals] for avals in (ctx.avals_in, ctx.avals_out)
+    )
+    operands = tuple(
+        _convert(ctx, operand, aval, _in_bytes(aval))
+        for operand, aval in zip(operands, avals_in, strict=True)
+    )
     call_ctx = ctx.replace(
-        avals_in=[*map(_jax.physical_aval, ctx.avals_in), *[scalar] * len(extra)],
-        avals_out=list(map(_jax.physical_aval, ctx.avals_out)),
+        avals_in=[*map(_in_bytes, avals_in), *[scalar] * len(extra)],
+        avals_out=[_in_bytes(aval) for aval in avals_out],
     )
     rule = jax.ffi.ffi_lowering(
         CPU_CALL_TARGET,
@@ -49,7 +57,38 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         ctx.set_tokens_out(ctx.tokens_in)
     signed = key - (1 << 64) if key >= 1 << 63 else key
     # With callbacks the module means nothing in another process, so its text stays here.
-    return rule(call_ctx, *operands, *extra, key=np.int64(signed), module="" if callbacks else text)
+    results = rule(
+        call_ctx, *operands, *extra, key=np.int64(signed), module="" if callbacks else text
+    )
+    return [
+        _convert(ctx, result, _in_bytes(aval), aval)
+        for result, aval in zip(results, avals_out, strict=True)
+    ]
+
+
+def _in_bytes(aval: Any) -> Any:
+    """The aval with whole bytes for elements: XLA packs several elements of int4 or int2 into one
+    byte, whereas in a kernel each has a byte of its own."""
+    if not isinstance(aval, _jax.ShapedArray) or aval.dtype not in _BYTES_FOR:
+        return aval
+    return aval.update(dtype=_BYTES_FOR[aval.dtype])
+
+
+_BYTES_FOR = {
+    np.dtype(ml_dtypes.int2): np.dtype(np.int8),
+    np.dtype(ml_dtypes.int4): np.dtype(np.int8),
+    np.dtype(ml_dtypes.uint2): np.dtype(np.uint8),
+    np.dtype(ml_dtypes.uint4): np.dtype(np.uint8),
+}
+
+
+def _convert(ctx: Any, value: Any, source: Any, target: Any) -> Any:
+    """An MLIR value of the aval `source` as one of the aval `target`."""
+    if source is target:
+        return value
+    rule = _jax.mlir.lower_fun(lambda x: x.astype(target.dtype), multiple_results=False)
+    [converted] = rule(ctx.replace(avals_in=[source], avals_out=[target]), value)
+    return converted
 
 
 def _compile(

@@ -146,6 +146,7 @@ bool Launch::run(const Buffer* given, int32_t count) {
       return false;
     }
   }
+  float_mode = FloatMode::current();
   start_ns = now_ns();
   Watchdog::get().add(this);
   run_cores();

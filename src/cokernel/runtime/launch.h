@@ -84,6 +84,7 @@ struct Launch : LaunchHeader {
   int32_t core_count = 0;
   int32_t worker_limit = 1;
   bool together = false;  // Helpers may be in: locks are needed. Worker 0 sets it.
+  FloatMode float_mode;   // Of the thread that launches; helpers compute in the same.
   int64_t start_ns = 0;
   int64_t help_after_ns = 0;
   std::atomic<bool> over{false};

@@ -120,6 +120,7 @@ void Pool::serve() {
       // A helper that seemed to be looking may have been taken by another launch.
       if (wanted_.load() > 0 && sleeping_ > 0) wanted_changed_.notify_one();
       lock.unlock();
+      launch->float_mode.apply();
       worker->begin(now_ns());
       worker->run_together();
       lock.lock();

@@ -22,6 +22,31 @@ inline void relax() {
 #endif
 }
 
+// How the processor treats tiny numbers and rounds. XLA sets its threads to flush denormals, and a
+// core must compute the same on whichever thread it runs.
+class FloatMode {
+ public:
+#if defined(__x86_64__)
+  static FloatMode current() { return FloatMode(__builtin_ia32_stmxcsr()); }
+  void apply() const { __builtin_ia32_ldmxcsr(static_cast<unsigned>(bits_)); }
+#elif defined(__aarch64__)
+  static FloatMode current() {
+    uint64_t bits;
+    asm volatile("mrs %0, fpcr" : "=r"(bits));
+    return FloatMode(bits);
+  }
+  void apply() const { asm volatile("msr fpcr, %0" ::"r"(bits_)); }
+#else
+  static FloatMode current() { return FloatMode(0); }
+  void apply() const {}
+#endif
+  FloatMode() = default;
+
+ private:
+  explicit FloatMode(uint64_t bits) : bits_(bits) {}
+  uint64_t bits_ = 0;
+};
+
 // Waits a little longer each time it is called. After some 64 rounds it lets other threads of the
 // machine run, because the one it waits for may have lost its processor.
 class Backoff {
