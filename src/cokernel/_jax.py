@@ -75,6 +75,9 @@ from jax._src.pallas.mosaic.core import CompilerParams as TpuCompilerParams
 from jax._src.pallas.mosaic.core import MemorySpace as TpuMemorySpace
 from jax._src.pallas.mosaic.core import SideEffectType
 from jax._src.pallas.mosaic.core import TensorCoreMesh
+from jax._src.pallas.mosaic.pipeline import emit_pipeline_p
+from jax._src.pallas.mosaic.pipeline import emit_pipeline_to_jaxpr
+from jax._src.pallas.mosaic.pipeline import pipeline_body_p
 from jax._src.pallas.mosaic.sc_core import ScalarSubcoreMesh
 from jax._src.pallas.mosaic.sc_core import VectorSubcoreMesh
 

@@ -18,6 +18,7 @@ from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.keys import without_keys
 from cokernel.compiler.layout import MemoryLayout
 from cokernel.compiler.ops import load_rules
+from cokernel.compiler.pipelines import without_pipelines
 from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.refs import read, resolve
 from cokernel.compiler.sites import SiteTable
@@ -56,7 +57,10 @@ class Kernel:
         offsets: dict[str, int],
     ):
         self.name = name
-        self.jaxprs = tuple(map(without_keys, jaxprs))
+        self.jaxprs = tuple(
+            without_keys(without_pipelines(jaxpr, mesh))
+            for jaxpr, mesh in zip(jaxprs, meshes, strict=True)
+        )
         self.meshes = tuple(meshes)
         self.external_meshes = tuple(external_meshes)
         self.bounds_checks = bounds_checks

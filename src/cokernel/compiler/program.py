@@ -10,7 +10,7 @@ from cokernel import _jax
 from cokernel.compiler.analysis import finished_copies, inner_jaxprs, writes_memory
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import RULES
-from cokernel.compiler.refs import RefValue
+from cokernel.compiler.refs import RefValue, root_of
 from cokernel.compiler.sites import SourceLine
 from cokernel.compiler.values import Expression, Value, array_constant
 
@@ -75,7 +75,7 @@ def _keep_live_values(
 ) -> None:
     """Computes, before memory changes, the values that read it and are needed afterwards."""
     is_store = eqn.primitive in (_jax.swap_p, _jax.addupdate_p)
-    written = env[eqn.invars[0]] if is_store else None
+    written = root_of(env[eqn.invars[0]])[0] if is_store else None
     for variable, value in list(env.items()):
         if not isinstance(value, Value):
             continue

@@ -5,7 +5,7 @@ that keep it in bounds.
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -114,6 +114,36 @@ class RefValue:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class BoundRef(Value):
+    """Part of a Ref that a jaxpr knows as a Ref: the body of a pipeline receives its blocks so."""
+
+    ref: RefValue
+    transforms: tuple[Any, ...]
+
+    def leaves(self) -> list[ir.Value]:
+        items = jax.tree.leaves(self.transforms)
+        return [leaf for item in items if isinstance(item, Value) for leaf in item.leaves()]
+
+    def rebuild(self, leaves: Iterator[ir.Value]) -> "BoundRef":
+        transforms = jax.tree.map(
+            lambda item: item.rebuild(leaves) if isinstance(item, Value) else item, self.transforms
+        )
+        return dataclasses.replace(self, transforms=transforms)
+
+
+# What a rule may be given where a primitive takes a Ref.
+AnyRef = RefValue | BoundRef | _jax.TransformedRef
+
+
+def root_of(ref: Any) -> tuple[RefValue, tuple[Any, ...]]:
+    """A Ref and the transforms on it, from either a Ref or a transformed Ref."""
+    if isinstance(ref, BoundRef | _jax.TransformedRef):
+        root, inner = root_of(ref.ref)
+        return root, (*inner, *ref.transforms)
+    return ref, ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class IndexArrays:
     """Dimensions picked by arrays of indices: element i of the new dimensions lies at the sum of
     array[i] times stride.
@@ -190,9 +220,8 @@ def resolve(
     of the instance, this core's own if None. With `is_dma` arrays of indices are neither read nor
     checked here.
     """
-    if isinstance(ref, _jax.TransformedRef):
-        transforms = (*ref.transforms, *transforms)
-        return resolve(context, ref.ref, transforms, operation, at=at, is_dma=is_dma)
+    ref, inner = root_of(ref)
+    transforms = (*inner, *transforms)
     strides = tuple(stride * ref.itemsize for stride in row_major(ref.shape))
     address = ref.address(context) if at is None else at
     view = View(ref, address, ref.dtype, ref.shape, strides)
@@ -257,6 +286,11 @@ def _bitcast(context: Context, view: View, dtype: Any) -> View:
     )
 
 
+def subcores_of_chip() -> int:
+    """Among how many subcores the shared memory of a SparseCore is split."""
+    return plsc.get_sparse_core_info().num_subcores
+
+
 def _subcore_slice(context: Context, view: View) -> View:
     """The part of a Ref in shared memory that is this subcore's own: the minor dimension is split
     among the subcores of the chip, whether the mesh uses all of them or not.
@@ -270,7 +304,7 @@ def _subcore_slice(context: Context, view: View) -> View:
         )
     function = context.function
     *_, minor = view.shape
-    part = minor // plsc.get_sparse_core_info().num_subcores
+    part = minor // subcores_of_chip()
     subcore = function.builder.sext(context.axis_coordinate(mesh.subcore_axis_name), i64)
     offset = function.multiply(subcore, part * view.strides[-1])
     return dataclasses.replace(
@@ -307,14 +341,14 @@ def _index(
         if isinstance(index, _jax.Indices):
             ignored, index = index.ignored_value, index.values
         positions.append(len(extents))
-        if isinstance(index, Value | int) and not getattr(index, "shape", ()):
+        if isinstance(index, AnyRef):
+            index_view = resolve(context, index, (), "read")
+            index = index_view if is_dma else read(context, index_view)
+        elif isinstance(index, Value | int) and not getattr(index, "shape", ()):
             start = _as_index(context, index)
             _check_slice(context, view, dimension, start, 1, 1, extent, operation)
             offset = function.add(offset, function.multiply(start, stride))
             continue
-        if isinstance(index, RefValue | _jax.TransformedRef):
-            index_view = resolve(context, index, (), "read")
-            index = index_view if is_dma else read(context, index_view)
         arrays.append(index)
         array_strides.append(stride)
         array_extents.append(extent)

@@ -478,6 +478,10 @@ def _identity(context: Context, eqn: Any, value: Value) -> Value:
 @rule(_jax.pallas_primitives.program_id_p)
 def _program_id(context: Context, eqn: Any) -> Value:
     axis = eqn.params["axis"]
+    position = context.pipeline_position
+    if position is not None and axis < position.size:
+        address = context.private_address(position.owner.offset + 4 * axis)
+        return make_packed((), np.dtype(np.int32), context.builder.load(address, typ=i32))
     names = list(context.program.mesh.shape)
     if axis >= len(names):
         raise ValueError(f"{context.describe()}: program_id({axis}) on a mesh of {len(names)} axes")

@@ -15,8 +15,7 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i1
 from cokernel.compiler.ops.callbacks import call_python
 from cokernel.compiler.ops.registry import rule
-from cokernel.compiler.ops.sync import root_of
-from cokernel.compiler.refs import RefValue, read, resolve
+from cokernel.compiler.refs import AnyRef, RefValue, read, resolve, root_of
 from cokernel.compiler.values import Value
 
 
@@ -34,7 +33,7 @@ def core_label(core: dict[str, Any], axes: Sequence[str]) -> str:
 
 def _contents(context: Context, operand: Any) -> Value:
     """An operand that may be a Ref as a value."""
-    if isinstance(operand, RefValue | _jax.TransformedRef):
+    if isinstance(operand, AnyRef):
         root, transforms = root_of(operand)
         return read(context, resolve(context, root, transforms, "debug_print"))
     return operand

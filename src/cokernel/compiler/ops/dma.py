@@ -1,4 +1,4 @@
-"""Copies between Refs that signal semaphores: started, they are done at once; waited for, they are counted in bytes."""
+"""Copies between Refs that signal semaphores in bytes. A copy is complete once it has started."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import Index
 from cokernel.compiler.ops import copies
 from cokernel.compiler.ops.registry import rule
-from cokernel.compiler.ops.sync import root_of, semaphore_at, signal, wait, written_name
+from cokernel.compiler.ops.sync import semaphore_at, signal, wait, written_name
 from cokernel.compiler.ops.targets import find_target, require
-from cokernel.compiler.refs import Place, RefValue, resolve
+from cokernel.compiler.refs import AnyRef, Place, RefValue, resolve, root_of, subcores_of_chip
 from cokernel.compiler.values import Value
 
 # A Ref and the transforms on it.
@@ -72,7 +72,7 @@ def _for_chosen(
 
 
 def _extents(context: Context, selected: Selected) -> tuple[tuple[Index, ...], int]:
-    """The extents of what transforms select, and the bytes of one element, found without looking at any index."""
+    """The extents of what transforms select, and the bytes of one element. Looks at no index."""
     root, transforms = selected
     extents: tuple[Index, ...] = root.shape
     itemsize = root.itemsize
@@ -92,7 +92,7 @@ def _extents(context: Context, selected: Selected) -> tuple[tuple[Index, ...], i
                 itemsize = new
             case _jax.SharedMemRefSliceTransform():
                 assert isinstance(extents[-1], int)
-                extents = (*extents[:-1], extents[-1] // context.program.subcore_count)
+                extents = (*extents[:-1], extents[-1] // subcores_of_chip())
     return extents, itemsize
 
 
@@ -105,7 +105,7 @@ def _indexed_extents(context: Context, indexer: Any) -> tuple[Index, ...]:
         if isinstance(index, _jax.Slice):
             size = index.size
             plain.append(int(size) if isinstance(size, int | np.integer) else context.index(size))
-        elif isinstance(index, RefValue | _jax.TransformedRef):
+        elif isinstance(index, AnyRef):
             arrays.append(_extents(context, root_of(index))[0])
         elif getattr(index, "shape", ()):
             arrays.append(index.shape)
@@ -182,7 +182,8 @@ def _copy(
     )
     if source_view.dtype != target_view.dtype or dtypes.is_semaphore(source_view.dtype):
         raise ValueError(
-            f"{context.describe()}: a DMA cannot copy {source_view.dtype} ({written_name(*origin)!r}) to "
+            f"{context.describe()}: a DMA cannot copy {source_view.dtype} "
+            f"({written_name(*origin)!r}) to "
             f"{target_view.dtype} ({written_name(*to)!r})"
         )
     source_side, target_side = (
@@ -213,7 +214,8 @@ def _same_extents(
     names = f"{written_name(*origin)!r} to {written_name(*to)!r}"
     if len(source.extents) != len(target.extents):
         raise ValueError(
-            f"{context.describe()}: a DMA from {names} needs equal shapes, but the ranks are {len(source.extents)} and "
+            f"{context.describe()}: a DMA from {names} needs equal shapes, but the ranks are "
+            f"{len(source.extents)} and "
             f"{len(target.extents)}"
         )
     common: list[Index] = []
@@ -221,11 +223,15 @@ def _same_extents(
         if isinstance(one, int) and isinstance(other, int):
             if one != other:
                 raise ValueError(
-                    f"{context.describe()}: a DMA from {names} needs equal shapes, but dimension {dimension} has "
+                    f"{context.describe()}: a DMA from {names} needs equal shapes, but "
+                    f"dimension {dimension} has "
                     f"{one} and {other} elements"
                 )
         elif one is not other:
-            message = f"a DMA from {names} needs equal sizes; dimension {dimension} of the source has {{value}}"
+            message = (
+                f"a DMA from {names} needs equal sizes; dimension {dimension} of the source "
+                "has {value}"
+            )
             same = context.builder.icmp_signed(
                 "==", context.function.index(one), context.function.index(other)
             )
@@ -243,7 +249,8 @@ def _count_dma(context: Context, moved: Index) -> None:
 
 @rule(_jax.tpu_primitives.dma_wait_p)
 def _dma_wait(context: Context, eqn: Any, *operands: Any) -> None:
-    # A wait for the source comes with source and target exchanged, so what counts is always in the target's place.
+    # A wait for the source comes with source and target exchanged, so what counts is always in
+    # the target's place.
     _, target, semaphore, _, _ = eqn.params["tree"].unflatten(operands)
     if semaphore is None or context.is_silent:
         # A DMA is complete once it has been started.

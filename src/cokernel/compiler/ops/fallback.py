@@ -13,7 +13,7 @@ import numpy as np
 from cokernel import _jax
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.callbacks import call_python
-from cokernel.compiler.refs import RefValue
+from cokernel.compiler.refs import AnyRef
 from cokernel.compiler.values import Value
 
 
@@ -34,7 +34,7 @@ def through_xla(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     """
     primitive = eqn.primitive
     where = f"{context.describe()}: primitive {primitive.name!r}"
-    if any(isinstance(operand, RefValue | _jax.TransformedRef) for operand in operands):
+    if any(isinstance(operand, AnyRef) for operand in operands):
         raise NotImplementedError(f"{where} reads or writes Refs, and has no rule for the CPU")
     if eqn.effects:
         raise NotImplementedError(f"{where} has side effects, and has no rule for the CPU")

@@ -15,20 +15,12 @@ from cokernel.compiler.function import Index
 from cokernel.compiler.ops.control import yield_core
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.targets import Target, find_target, require, static_position
-from cokernel.compiler.refs import Place, RefValue, View, resolve
+from cokernel.compiler.refs import Place, RefValue, View, resolve, root_of
 from cokernel.compiler.values import Scalar, Value, row_major
 
 
-def root_of(ref: Any) -> tuple[RefValue, tuple[Any, ...]]:
-    """A Ref and the transforms on it, from either a Ref or a transformed Ref."""
-    if isinstance(ref, _jax.TransformedRef):
-        root, inner = root_of(ref.ref)
-        return root, (*inner, *ref.transforms)
-    return ref, ()
-
-
 def written_name(ref: RefValue, transforms: Sequence[Any]) -> str:
-    """The Ref as the user wrote it, with its indices where they are known: "sems[2]", "sems[...]"."""
+    """The Ref as the user wrote it, with its indices if they are known: "sems[2]", "sems[...]"."""
     text = ref.name
     for transform in transforms:
         if isinstance(transform, _jax.NDIndexer) and transform.indices:
@@ -68,7 +60,9 @@ def semaphore_at(
     device_id_type: Any = None,
     core_index: Value | None = None,
 ) -> SemaphoreAt:
-    """The semaphore that a Ref and its transforms select, on the core that `device_id` names or on this one."""
+    """The semaphore that a Ref and its transforms select, on the core that `device_id` names or on
+    this one.
+    """
     root, inner = root_of(ref)
     root = context.kernel.layout.barrier_semaphore_of(context.program.index, root, device_id)
     transforms = (*inner, *transforms)
@@ -86,13 +80,14 @@ def semaphore_at(
     view = resolve(context, root, transforms, operation, at=base)
     if any(extent != 1 for extent in view.extents):
         raise ValueError(
-            f"{context.describe()}: {operation} needs one semaphore, but {name!r} has the shape {tuple(view.extents)}"
+            f"{context.describe()}: {operation} needs one semaphore, but {name!r} has the shape "
+            f"{tuple(view.extents)}"
         )
     return SemaphoreAt(view.address, name, semaphore_key(target, _static_offset(root, transforms)))
 
 
 def _static_offset(root: RefValue, transforms: Sequence[Any]) -> int | None:
-    """The position, in bytes, of the selected semaphore in its Ref, or None where it is chosen at run time."""
+    """Where the selected semaphore lies in its Ref, in bytes; None if it is chosen at run time."""
     strides = [stride * root.itemsize for stride in row_major(root.shape)]
     offset = 0
     for transform in transforms:
@@ -118,10 +113,12 @@ def _constant(index: Any) -> int | None:
 
 
 def semaphore_key(target: Target, offset: int | None) -> tuple[Any, ...]:
-    """What identifies a semaphore in reports, as plain data: (place, program or operand, first byte, end, core).
+    """What identifies a semaphore in reports, as plain data: (place, program or operand, first
+    byte, end, core).
 
-    Bytes count from the start of the owner's block for a private semaphore, and from the start of one instance for an
-    operand. `core` is the row-major number of the owner, "own" for the core that acts, or None if chosen at run time.
+    Bytes count from the start of the owner's block for a private semaphore, and from the start of
+    one instance for an operand. `core` is the row-major number of the owner, "own" for the core
+    that acts, or None if it is chosen at run time.
     """
     ref = target.ref
     first = ref.offset if ref.place is Place.PRIVATE else 0
@@ -214,7 +211,8 @@ def _semaphore_wait(context: Context, eqn: Any, *operands: Any) -> None:
 def _semaphore_read(context: Context, eqn: Any, *operands: Any) -> Value:
     ref, transforms = _unflatten(eqn, operands)
     semaphore = semaphore_at(context, ref, "semaphore_read", transforms=transforms)
-    # Who reads a semaphore is likely to read it again until it changes, so the others get their turn first.
+    # Who reads a semaphore is likely to read it again until it changes, so the others get their
+    # turn first.
     yield_core(context, "semaphore_read", semaphore.name)
     function = context.function
     count = function.call_external(
@@ -228,7 +226,8 @@ def _subcore_barrier(context: Context, eqn: Any) -> None:
     mesh = context.program.mesh
     if isinstance(mesh, _jax.ScalarSubcoreMesh | _jax.TensorCoreMesh):
         raise ValueError(
-            f"{context.describe()}: subcore_barrier joins the vector subcores of a SparseCore, but this program runs on "
+            f"{context.describe()}: subcore_barrier joins the vector subcores of a SparseCore, but "
+            "this program runs on "
             f"{mesh}; use a semaphore instead"
         )
     function = context.function
@@ -241,7 +240,8 @@ def _subcore_barrier(context: Context, eqn: Any) -> None:
 @rule(_jax.tpu_primitives.get_barrier_semaphore_p)
 def _get_barrier_semaphore(context: Context, eqn: Any) -> RefValue:
     [result] = eqn.outvars
-    return context.kernel.layout.barrier_semaphore(context.program.index, eqn.params["tag"], result.aval)
+    layout, program = context.kernel.layout, context.program.index
+    return layout.barrier_semaphore(program, eqn.params["tag"], result.aval)
 
 
 @rule(_jax.pallas_primitives.delay_p)
