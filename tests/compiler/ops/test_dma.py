@@ -17,7 +17,7 @@ import cokernel
 ONE = cokernel.CoreMesh(core=1)
 FOUR = cokernel.CoreMesh(core=4)
 DMA = pltpu.SemaphoreType.DMA
-WORKERS = pytest.mark.parametrize("workers", (1, 2, 4))
+WORKERS = pytest.mark.parametrize("workers", [1, 2, 4])
 
 
 @pytest.fixture
@@ -379,6 +379,44 @@ def test_scatters_that_add_from_all_subcores_lose_nothing(v6e, dtype, workers):
     )
     expected = np.repeat(np.array([[48], [48], [96]]), 16, axis=1)
     np.testing.assert_array_equal(out.astype(np.float32), expected)
+
+
+@WORKERS
+def test_sums_into_windows_that_overlap_without_being_rows_lose_nothing(workers):
+    # The windows begin at different elements, and lie across several of the pieces that are locked.
+    ones = np.ones((2500,), np.float32)
+    zeros = np.zeros((3000,), np.float32)
+
+    def body(ones_ref, zeros_ref, out_ref, total, mine, sem):
+        core = lax.axis_index("core")
+
+        @pl.when(core == 0)
+        def _clear():
+            pltpu.sync_copy(zeros_ref, total)
+
+        pltpu.sync_copy(ones_ref, mine)
+        plsc.subcore_barrier()
+
+        @pl.loop(0, 40)
+        def _add(turn):
+            pltpu.async_copy(mine, total.at[pl.ds(core * 77, 2500)], sem, add=True).wait()
+
+        plsc.subcore_barrier()
+
+        @pl.when(core == 0)
+        def _store():
+            pltpu.sync_copy(total, out_ref)
+
+    scratch = [
+        cokernel.shared(zeros.shape, jnp.float32),
+        cokernel.private(ones.shape, jnp.float32),
+        DMA,
+    ]
+    out = launch(body, like(zeros), ones, zeros, mesh=FOUR, scratch=scratch, workers=workers)
+    expected = zeros.copy()
+    for core in range(4):
+        expected[core * 77 : core * 77 + 2500] += 40
+    np.testing.assert_array_equal(out, expected)
 
 
 # Semaphores, other cores, and several Refs.

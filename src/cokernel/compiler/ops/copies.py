@@ -16,6 +16,7 @@ from cokernel.compiler import dtypes
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
 from cokernel.compiler.function import FunctionBuilder, Index
+from cokernel.compiler.ops.locks import in_locked_pieces, locked
 from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.refs import IndexArrays, View
 from cokernel.compiler.values import Buffer, load_element, make_packed, store_element
@@ -152,10 +153,13 @@ def copy(
         return
     plan = _plan(context.function, target, source, itemsize)
     move: MoveRun = move_run
+    if add and dtypes.kind(dtype) is dtypes.Kind.BOOL:
+        raise NotImplementedError(f"{context.describe()}: a DMA cannot add values of dtype {dtype}")
     if add:
 
         def move(function: FunctionBuilder, to: ir.Value, origin: ir.Value, size: Index) -> None:
-            _add_run(context, function, to, origin, size, np.dtype(dtype), is_atomic)
+            add_run = _add_run_locked if is_atomic else _add_run
+            add_run(context, function, to, origin, size, np.dtype(dtype))
 
     if not plan.picked and not plan.strided and not add:
         return move(context.function, target.address, source.address, plan.run)
@@ -349,23 +353,30 @@ def _add_run(
     source: ir.Value,
     size: Index,
     dtype: np.dtype,
-    is_atomic: bool,
 ) -> None:
-    if dtypes.kind(dtype) is dtypes.Kind.BOOL:
-        raise NotImplementedError(f"{context.describe()}: a DMA cannot add values of dtype {dtype}")
+    """Adds elements that lie together to others that do."""
     itemsize = dtypes.itemsize(dtype)
-    count = function.divide(size, itemsize)
-    with function.nest([count]) as [position]:
+    with function.nest([function.divide(size, itemsize)]) as [position]:
         offset = function.multiply(position, itemsize)
-        to = function.advance(target, offset)
         amount = load_element(function, function.advance(source, offset), dtype)
-        add_in_place(context, to, amount, dtype, is_atomic=is_atomic)
+        add_in_place(context, function.advance(target, offset), amount, dtype, is_atomic=False)
 
 
-def _sum(context: Context, left: ir.Value, right: ir.Value, dtype: np.dtype) -> ir.Value:
-    return context.scalar(
-        add_values(context, make_packed((), dtype, left), make_packed((), dtype, right))
-    )
+def _add_run_locked(
+    context: Context,
+    function: FunctionBuilder,
+    target: ir.Value,
+    source: ir.Value,
+    size: Index,
+    dtype: np.dtype,
+) -> None:
+    """The same where other cores may add at the same time."""
+
+    def add(offset: ir.Value, part: ir.Value) -> None:
+        to, origin = function.advance(target, offset), function.advance(source, offset)
+        _add_run(context, function, to, origin, part, dtype)
+
+    in_locked_pieces(function, target, size, add)
 
 
 def add_in_place(
@@ -375,38 +386,7 @@ def add_in_place(
     same time.
     """
     function = context.function
-    if is_atomic:
-        return _add_atomically(context, function, target, amount, dtype)
-    total = _sum(context, load_element(function, target, dtype), amount, dtype)
-    store_element(function, total, target, dtype)
-
-
-def _add_atomically(
-    context: Context, function: FunctionBuilder, target: ir.Value, amount: ir.Value, dtype: np.dtype
-) -> None:
-    builder = function.builder
-    kind = dtypes.kind(dtype)
-    if kind in (dtypes.Kind.SIGNED, dtypes.Kind.UNSIGNED):
-        builder.atomic_rmw("add", target, amount, "monotonic")
-        return
-    if kind is dtypes.Kind.FLOAT and dtype.itemsize >= 4:
-        builder.atomic_rmw("fadd", target, amount, "monotonic")
-        return
-    # There is no atomic sum of narrow floats: try until nobody has changed the bits in between.
-    bits = ir.IntType(8 * dtype.itemsize)
-    register = dtypes.register_type(dtype)
-    first = builder.load_atomic(target, "monotonic", dtype.itemsize, typ=bits)
-    attempt = function.function.append_basic_block("add_attempt")
-    added = function.function.append_basic_block("added")
-    before = builder.block
-    builder.branch(attempt)
-    builder.position_at_end(attempt)
-    old = builder.phi(bits)
-    old.add_incoming(first, before)
-    value = old if register == bits else builder.bitcast(old, register)
-    total = _sum(context, value, amount, dtype)
-    new = total if register == bits else builder.bitcast(total, bits)
-    outcome = builder.cmpxchg(target, old, new, "monotonic")
-    old.add_incoming(builder.extract_value(outcome, 0), builder.block)
-    builder.cbranch(builder.extract_value(outcome, 1), added, attempt)
-    builder.position_at_end(added)
+    with locked(function, target) if is_atomic else contextlib.nullcontext():
+        before = make_packed((), dtype, load_element(function, target, dtype))
+        total = add_values(context, before, make_packed((), dtype, amount))
+        store_element(function, context.scalar(total), target, dtype)

@@ -1,7 +1,8 @@
-"""Which core an operation reaches: what `device_id` and `core_index` mean, in the one place that knows.
+"""Which core an operation reaches: the one place that knows what `device_id` and `core_index` mean.
 
-A Ref or semaphore that is tied to a mesh has one instance per core of it. An operation names the instance it means by the axes
-of that mesh; an axis it does not name keeps the position of the core that acts, if its own mesh has that axis too.
+A Ref or semaphore that is tied to a mesh has one instance per core of it. An operation names the
+instance it means by the axes of that mesh; an axis it does not name keeps the position of the core
+that acts, if its own mesh has that axis too.
 """
 
 import dataclasses
@@ -22,9 +23,12 @@ from cokernel.compiler.values import Value
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The core whose instance of a Ref is meant. `index` is its row-major position in the mesh that owns the Ref, or None for
-    the instance of the core that acts, or for a Ref that all cores share. For memory that some cores share it is the position
-    of one of them in the mesh of the core that acts."""
+    """The core whose instance of a Ref is meant.
+
+    `index` is its row-major position in the mesh that owns the Ref, or None for the instance of the
+    core that acts, or for a Ref that all cores share. For memory that some cores share it is the
+    position of one of them in the mesh of the core that acts.
+    """
 
     ref: RefValue
     index: Index | None
@@ -56,13 +60,13 @@ def find_target(
     device_id_type: Any = None,
     core_index: Value | None = None,
 ) -> Target:
-    """The core that `device_id` (a dict, a tuple or a scalar of Values, or None) and `core_index` name.
+    """The core that `device_id` (a dict, tuple or scalar of Values, or None) and `core_index` name.
 
     Emits the checks that every position exists and that no other device is meant.
 
     Raises:
-      ValueError: if an axis is unknown, or the owner of the Ref is another mesh and an axis of it is left open.
-      NotImplementedError: if another device is addressed.
+      ValueError: if an axis is unknown, or the owner of the Ref is another mesh and an axis of it
+        is left open.
     """
     resolver = _Resolver(context, ref, operation, name)
     positions = resolver.positions(device_id, device_id_type)
@@ -78,7 +82,9 @@ def find_target(
 def require(
     context: Context, condition: ir.Value, operation: str, name: str, message: str, value: Index
 ) -> None:
-    """Makes the program fail at run time unless `condition` holds. "{value}" in the message stands for `value`."""
+    """Makes the program fail at run time unless `condition` holds. "{value}" in the message stands
+    for `value`.
+    """
     function = context.function
 
     def record() -> None:
@@ -113,7 +119,9 @@ class _Resolver:
         return self._from_coordinates(coordinates)
 
     def add_core_index(self, positions: dict[Any, Index], core_index: Value) -> None:
-        """Adds the position that `core_index` names: on the core axis of a SparseCore mesh, else in the whole mesh."""
+        """Adds the position that `core_index` names: on the core axis of a SparseCore mesh, else in
+        the whole mesh.
+        """
         if not self.sizes:
             return
         index = self.context.index(core_index)
@@ -124,12 +132,13 @@ class _Resolver:
         both = [axis for axis in given if axis in positions]
         if both:
             raise ValueError(
-                f"{self._where()}: core_index and device_id both give the position on axis {both[0]!r}; give it once"
+                f"{self._where()}: core_index and device_id both give the position on axis "
+                f"{both[0]!r}; give it once"
             )
         positions.update(given)
 
     def linear_index(self, positions: Mapping[Any, Index]) -> Index:
-        """The row-major number of a core; axes that are not given keep the position of this core."""
+        """The row-major number of a core; axes not given keep the position of this core."""
         function = self.context.function
         total: Index = 0
         for axis, size in self.sizes.items():
@@ -151,7 +160,8 @@ class _Resolver:
                 if name not in given and name not in self.context.program.mesh.shape
             ]
             raise ValueError(
-                f"{self._where()}: it belongs to the cores of another mesh, {self.ref.mesh}; {which} must name a position "
+                f"{self._where()}: it belongs to the cores of another mesh, {self.ref.mesh}; "
+                f"{which} must name a position "
                 f"on its axis {missing[0]!r}, which this program's own mesh does not have"
             )
         return self._coordinate(axis)
@@ -170,13 +180,15 @@ class _Resolver:
         return {axis: position for axis, position in positions.items() if axis in self.sizes}
 
     def _from_coordinates(self, coordinates: Sequence[Value]) -> dict[Any, Index]:
-        # As in JAX a tuple without names means devices wherever there are several; a lone device leaves it to the cores.
+        # As in JAX a tuple without names means devices wherever there are several; a lone device
+        # leaves it to the cores.
         axes = self.context.kernel.outer_axes or list(self.sizes)
         if not coordinates and not self.context.kernel.outer_axes:
             return {}
         if len(coordinates) != len(axes):
             raise ValueError(
-                f"{self._where()}: device_id has {len(coordinates)} coordinates, but there are {len(axes)} axes: "
+                f"{self._where()}: device_id has {len(coordinates)} coordinates, but there are "
+                f"{len(axes)} axes: "
                 f"{list(axes)}"
             )
         return self._from_axes(dict(zip(axes, coordinates, strict=True)))
@@ -187,7 +199,7 @@ class _Resolver:
         return self._from_axes({tuple(axes): number})
 
     def _split(self, index: Index, axes: Sequence[Any]) -> dict[Any, Index]:
-        """The positions on each of several axes that are numbered as one, row-major; checked to exist."""
+        """The positions on each of several axes that are numbered as one, row-major. Checked."""
         sizes = [self._size(axis) for axis in axes]
         label = axes[0] if len(axes) == 1 else tuple(axes)
         index = self._checked(index, label, math.prod(sizes))
@@ -204,14 +216,16 @@ class _Resolver:
         if axis in outer:
             return self.context.kernel.outer_sizes[outer.index(axis)]
         if self.ref.place not in (Place.PRIVATE, Place.INSTANCES):
-            # Memory that cores share is the same for every position on an axis that tells its users apart.
+            # Memory that cores share is the same for every position on an axis that tells its
+            # users apart.
             kernel = self.context.kernel
             for mesh in (self.context.program.mesh, *kernel.meshes, *kernel.external_meshes):
                 if axis in mesh.shape:
                     return mesh.shape[axis]
         known = [*self.sizes, *outer]
         raise ValueError(
-            f"{self._where()}: device_id names axis {axis!r}, but the cores that own it have the axes {known}"
+            f"{self._where()}: device_id names axis {axis!r}, but the cores that own it have the "
+            f"axes {known}"
         )
 
     def _checked(self, index: Index, axis: Any, size: int | None = None) -> Index:
@@ -226,7 +240,8 @@ class _Resolver:
             good = function.builder.icmp_unsigned("<", index, function.index(limit))
         message = f"there is no position {{value}} on axis {axis!r}, which has {limit} (device_id)"
         require(self.context, good, self.operation, self.name, message, index)
-        # Behind a check that always fails the number does not matter, but arithmetic on it should stay in range.
+        # Behind a check that always fails the number does not matter, but arithmetic on it should
+        # stay in range.
         return 0 if isinstance(index, int) else index
 
     def _require_own_device(self, axis: Any, position: Index) -> None:
@@ -235,7 +250,10 @@ class _Resolver:
         function = self.context.function
         own = self._coordinate(axis)
         good = function.builder.icmp_signed("==", function.index(position), own)
-        message = f"device_id means device {{value}} on axis {axis!r}, but kernels on the CPU cannot reach other devices yet"
+        message = (
+            f"device_id means device {{value}} on axis {axis!r}, but kernels on the CPU cannot "
+            "reach other devices yet"
+        )
         require(self.context, good, self.operation, self.name, message, position)
 
 
