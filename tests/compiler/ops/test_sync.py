@@ -114,6 +114,7 @@ def test_every_spelling_of_device_id_reaches_the_core_it_names(device_id, params
     np.testing.assert_array_equal(out, 0)
 
 
+@pytest.mark.filterwarnings("ignore:.*(DeviceIdType|device_id_type):DeprecationWarning")
 def test_a_logical_device_id_counts_cores_row_by_row(params):
     def body(out_ref, sem):
         number = lax.axis_index(("row", "column"))
@@ -126,8 +127,7 @@ def test_a_logical_device_id_counts_cores_row_by_row(params):
         pl.semaphore_wait(sem, 10 + (number + 5) % 6)
         out_ref[number] = pl.semaphore_read(sem)
 
-    with pytest.warns(DeprecationWarning, match="DeviceIdType"):
-        out = launch(body, ints(6), mesh=GRID, scratch=[SEMAPHORE], params=params)
+    out = launch(body, ints(6), mesh=GRID, scratch=[SEMAPHORE], params=params)
     np.testing.assert_array_equal(out, 0)
 
 
