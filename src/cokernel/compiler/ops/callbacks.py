@@ -105,5 +105,3 @@ def _array_at(address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarr
         return np.empty(shape, dtype)
     memory = (ctypes.c_char * size).from_address(address)
     return np.frombuffer(memory, dtype).reshape(shape)
-
-
