@@ -177,7 +177,35 @@ def _outer_axes(ctx: Any, params: Mapping[str, Any]) -> dict[Any, int]:
         for effect in jaxpr.effects:
             if isinstance(effect, _jax.NamedAxisEffect) and effect.name not in own:
                 names[effect.name] = _axis_size(ctx, effect.name)
+    if any(map(_counts_devices, params["jaxprs"])):
+        # Then what device_id means depends on all axes there are, in their order.
+        manual = _manual_axes(ctx)
+        return {**manual, **names} if manual else names
     return names
+
+
+def _counts_devices(jaxpr: Any) -> bool:
+    """Whether a program names devices by their coordinates or number, and not by axes."""
+    for eqn in primitive.all_equations(jaxpr):
+        device_id = None
+        if eqn.primitive is _jax.pallas_primitives.semaphore_signal_p:
+            device_id = eqn.params["args_tree"].unflatten(eqn.invars)[3]
+        elif eqn.primitive is _jax.tpu_primitives.dma_start_p:
+            device_id = eqn.params["tree"].unflatten(eqn.invars)[4]
+        if device_id is not None and not isinstance(device_id, dict):
+            return True
+    return False
+
+
+def _manual_axes(ctx: Any) -> dict[Any, int]:
+    """All axes of the shard_map around the kernel, with their sizes."""
+    context = ctx.module_context.axis_context
+    manual = getattr(context, "manual_axes", frozenset())
+    return (
+        {name: size for name, size in context.mesh.shape.items() if name in manual}
+        if manual
+        else {}
+    )
 
 
 def _axis_size(ctx: Any, name: Any) -> int:

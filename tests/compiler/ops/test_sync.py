@@ -455,15 +455,15 @@ def test_delay_lasts_at_least_as_long_as_it_is_told():
     assert time.perf_counter() - start >= 0.03
 
 
-def under_shard_map(device):
-    """Each of four devices signals, through the axis of devices, the device `device(own)`."""
+def under_shard_map(device_id):
+    """The cores of each of four devices signal those that `device_id(device, other core)` names."""
     devices = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("device",))
     spec = jax.sharding.PartitionSpec("device")
     mesh = cokernel.CoreMesh(core=2)
 
     def body(x_ref, out_ref, sem):
         core, own = lax.axis_index("core"), lax.axis_index("device")
-        pl.semaphore_signal(sem, 1, device_id={"device": device(own), "core": 1 - core})
+        pl.semaphore_signal(sem, 1, device_id=device_id(own, 1 - core))
         pl.semaphore_wait(sem, 1)
         out_ref[core] = x_ref[core] + own
 
@@ -472,14 +472,32 @@ def under_shard_map(device):
     return np.asarray(jax.jit(mapped)(jnp.arange(8, dtype=jnp.int32)))
 
 
-def test_naming_the_own_device_of_a_shard_map_is_fine():
-    out = under_shard_map(lambda own: own)
+@pytest.mark.parametrize(
+    "device_id",
+    [
+        lambda own, other: {"device": own, "core": other},
+        lambda own, other: {("device", "core"): own * 2 + other},
+        # Coordinates mean devices where there are several.
+        lambda own, other: (own,),
+    ],
+    ids=["axes", "joint axes", "coordinates"],
+)
+def test_naming_the_own_device_of_a_shard_map_is_fine(device_id):
+    out = under_shard_map(device_id)
     np.testing.assert_array_equal(out, np.arange(8) + np.arange(8) // 2)
 
 
-def test_naming_another_device_of_a_shard_map_fails_and_says_so():
+@pytest.mark.parametrize(
+    "device_id",
+    [
+        lambda own, other: {"device": (own + 1) % 4, "core": other},
+        lambda own, other: ((own + 1) % 4,),
+    ],
+    ids=["axes", "coordinates"],
+)
+def test_naming_another_device_of_a_shard_map_fails_and_says_so(device_id):
     with pytest.raises(jax.errors.JaxRuntimeError, match="cannot reach other devices yet"):
-        under_shard_map(lambda own: (own + 1) % 4)
+        under_shard_map(device_id)
     # JAX keeps the error for the next to ask for effects.
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         jax.effects_barrier()
