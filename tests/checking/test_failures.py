@@ -144,6 +144,19 @@ def test_a_thousand_different_cores_make_a_short_report():
     assert len(deadlock(sites, *same_place).splitlines()) < 40
 
 
+def test_long_lists_of_cores_are_cut_off():
+    sites = [site(0, "semaphore_wait", "lone")]
+    every_third = [blocked(0, (0, n), 0, index=n, offset=96) for n in range(0, 3000, 3)]
+    scattered = [
+        blocked(0, (n, n * n % 101), 0, index=101 * n + n * n % 101, offset=96) for n in range(100)
+    ]
+    for cores in (every_third, scattered):
+        text = deadlock(sites, *cores)
+        assert f"{len(cores)} " in text
+        assert "in all)" in text
+        assert max(map(len, text.splitlines())) < 500
+
+
 def test_those_who_could_signal_are_told_with_their_place_and_what_became_of_them():
     key = ["private", 1, 0, 16, None]
     sites = [

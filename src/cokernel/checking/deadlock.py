@@ -254,8 +254,8 @@ def give_advice(groups: Sequence[Group]) -> list[str]:
             causes.append(_cause(group))
         elif needs[number] == {number}:
             causes.append(
-                f"Only the cores that wait for {group.short} could still signal it: let them "
-                "signal before they wait, often enough, and the right core (device_id)."
+                f"Only the cores that wait for {group.short} could still signal it: let one of "
+                "them signal before it waits, often enough, and the right core (device_id)."
             )
         else:
             followers.append(

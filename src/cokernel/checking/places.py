@@ -7,6 +7,9 @@ from typing import Any
 
 Coordinates = tuple[int, ...]
 
+# Lists of cores are cut off after so many parts.
+LONGEST_LIST = 10
+
 
 class Places:
     """The names of a kernel's cores, sites and semaphores.
@@ -41,10 +44,13 @@ class Places:
         """Several cores of one program, as in "core=0-1 subcore=0-15"."""
         points = sorted({tuple(point) for point in coordinates})
         axes = self.axes(program, len(points[0]) if points else 0)
-        return ", ".join(
+        labels = [
             " ".join(f"{axis}={_spans(values)}" for axis, values in zip(axes, box, strict=True))
             for box in boxes(points)
-        )
+        ]
+        if len(labels) > LONGEST_LIST:
+            labels = [*labels[:LONGEST_LIST], f"... ({len(points)} cores in all)"]
+        return ", ".join(labels)
 
     def semaphore(self, info: Mapping[str, Any]) -> "SemaphorePlace | None":
         """What a failure's description of a semaphore means; None for one nobody knows."""
@@ -131,7 +137,10 @@ def _spans(values: Sequence[int]) -> str:
             spans[-1][1] = value
         else:
             spans.append([value, value])
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+    texts = [f"{a}" if a == b else f"{a}-{b}" for a, b in spans]
+    if len(texts) > LONGEST_LIST:
+        texts = [*texts[:LONGEST_LIST], f"... ({len(values)} in all)"]
+    return ",".join(texts)
 
 
 def where(site: Mapping[str, Any] | None) -> str:
