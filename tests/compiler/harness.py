@@ -53,7 +53,10 @@ def expect_close(function: Callable[..., Any], *arrays: Any, ulps: float) -> Non
         eps = float(jax.numpy.finfo(their.dtype).eps)
         tiny = float(jax.numpy.finfo(their.dtype).tiny)
         np.testing.assert_allclose(
-            our.astype(np.float64), their.astype(np.float64), rtol=ulps * eps, atol=ulps * eps * tiny
+            our.astype(np.float64),
+            their.astype(np.float64),
+            rtol=ulps * eps,
+            atol=ulps * eps * tiny,
         )
 
 

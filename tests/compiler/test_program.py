@@ -1,4 +1,8 @@
-"""What is fused, materialised, kept and freed never shows in the results: random programs equal jitted XLA."""
+"""What is fused, materialised, kept and freed never shows in the results: random programs equal
+jitted XLA.
+"""
+
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +16,8 @@ from tests.compiler.harness import MESH, expect_same
 
 SHAPES = [(), (1,), (6,), (16,), (4, 5), (130,), (9, 40), (3, 5, 20), (1, 200)]
 
-# Each takes a pool of values and some random numbers and makes one more. Integers, so that the order of sums does not matter.
+# Each takes a pool of values and some random numbers and makes one more. Integers, so that the
+# order of sums does not matter.
 
 
 def add(pool, a, b):
@@ -91,7 +96,9 @@ STEPS = [
 ]
 
 programs = st.lists(
-    st.tuples(st.sampled_from(STEPS), st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=12
+    st.tuples(st.sampled_from(STEPS), st.integers(0, 40), st.integers(0, 40)),
+    min_size=1,
+    max_size=12,
 )
 
 
@@ -108,9 +115,7 @@ def test_a_random_program_equals_xla(program, shapes, results):
             pool.append(step(pool, a % len(pool), b % len(pool)))
         return pool[-results:]
 
-    arrays = [
-        np.arange(np.prod(shape), dtype=np.int32).reshape(shape) % 11 - 4 for shape in shapes
-    ]
+    arrays = [np.arange(np.prod(shape), dtype=np.int32).reshape(shape) % 11 - 4 for shape in shapes]
     expect_same(function, *arrays)
 
 
@@ -159,7 +164,7 @@ def test_live_allocations_never_overlap(sizes):
             live.pop(len(live) // 2)
         live.append(arena.allocate(size))
         spans = sorted((item.offset, item.offset + item.size) for item in live)
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
         assert spans[-1][1] <= arena.size
 
 

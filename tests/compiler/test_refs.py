@@ -1,4 +1,6 @@
-"""Indexing of Refs: every kind of index reads, writes and adds what numpy's indexing does, and never leaves the Ref."""
+"""Indexing of Refs: every kind of index reads, writes and adds what numpy's indexing does, and
+never leaves the Ref.
+"""
 
 import math
 
@@ -18,7 +20,9 @@ DTYPES = [jnp.float32, jnp.int8, jnp.bool_, jnp.bfloat16, jnp.int32]
 
 @st.composite
 def indexed_shapes(draw):
-    """A shape and one index per dimension, as ("int", i), ("slice", start, size, step) or ("dynamic", start, size)."""
+    """A shape and one index per dimension, as ("int", i), ("slice", start, size, step) or
+    ("dynamic", start, size).
+    """
     shape = draw(st.lists(st.sampled_from([1, 2, 3, 7, 16, 40]), min_size=1, max_size=3))
     index = []
     for extent in shape:

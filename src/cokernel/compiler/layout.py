@@ -39,7 +39,7 @@ def space_of(aval: Any) -> tuple[Any, Any]:
 
 
 class MemoryLayout:
-    """Plans the memory of a kernel: what its parameters need at once, and scopes as they are met."""
+    """Plans the memory of a kernel: its parameters at once, and scopes as they are met."""
 
     def __init__(
         self,

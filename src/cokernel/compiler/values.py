@@ -133,7 +133,7 @@ class Buffer(Value):
     address: ir.Value
     strides: tuple[int, ...]
     root: object = None
-    owner: object = None
+    owner: Any = None
 
     def leaves(self) -> list[ir.Value]:
         return [] if isinstance(self.address, ir.Constant) else [self.address]

@@ -200,7 +200,7 @@ def _counts_devices(jaxpr: Any) -> bool:
 def _manual_axes(ctx: Any) -> dict[Any, int]:
     """All axes of the shard_map around the kernel, with their sizes."""
     context = ctx.module_context.axis_context
-    manual = getattr(context, "manual_axes", frozenset())
+    manual: frozenset[Any] = getattr(context, "manual_axes", frozenset())
     return (
         {name: size for name, size in context.mesh.shape.items() if name in manual}
         if manual
