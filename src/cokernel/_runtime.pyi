@@ -151,7 +151,7 @@ def ffi_handler() -> Any:
     """
 
 def abi_offsets() -> dict[str, int]:
-    """Offsets and sizes that compiled code needs: "Core.memory", "sizeof.Core", "Launch.stop" ..."""
+    """Offsets and sizes for compiled code: "Core.memory", "sizeof.Core", "Launch.stop" ..."""
 
 def function_addresses() -> dict[str, int]:
     """Name and address of every function compiled code may call."""

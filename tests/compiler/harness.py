@@ -44,7 +44,7 @@ def expect_same(function: Callable[..., Any], *arrays: Any) -> None:
 
 
 def expect_close(function: Callable[..., Any], *arrays: Any, ulps: float) -> None:
-    """Asserts that the kernel's float results are within so many units in the last place of XLA's."""
+    """Asserts that float results are within so many units in the last place of XLA's."""
     ours = run(function, *arrays)
     theirs = jax.tree.leaves(jax.jit(function)(*arrays))
     for our, their in zip(ours, theirs, strict=True):
@@ -61,7 +61,7 @@ def expect_close(function: Callable[..., Any], *arrays: Any, ulps: float) -> Non
 
 
 def _as_numbers(array: np.ndarray) -> np.ndarray:
-    """Values that numpy can compare exactly; -0.0 and 0.0 are told apart by the sign beside them."""
+    """Values that numpy can compare exactly; the sign beside them tells -0.0 from 0.0."""
     if array.dtype.kind in "fV":
         wide = array.astype(np.float64)
         return np.stack([wide, np.where(np.isnan(wide), 0.0, np.copysign(1.0, wide))])
