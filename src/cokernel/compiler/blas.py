@@ -1,8 +1,9 @@
-"""The BLAS library that SciPy brings along: its addresses for compiled code, and calls that keep it to one thread.
+"""The BLAS library that SciPy brings along: its addresses for compiled code, and calls that keep it
+to one thread.
 
-Compiled kernels have workers of their own, so a product inside of one must not start BLAS's threads as
-well. The number of threads is a setting of the whole library, though, and belongs to the user: compiled
-code sets it to one while at least one of its products runs, and puts back what it found.
+Compiled kernels have workers of their own, so a product inside of one must not start BLAS's threads
+as well. The number of threads is a setting of the whole library, though, and belongs to the user:
+compiled code sets it to one while at least one of its products runs, and puts back what it found.
 """
 
 import ctypes
@@ -27,7 +28,8 @@ _THREAD_CONTROLS = (
     ("openblas_set_num_threads", "openblas_get_num_threads"),
 )
 
-# Shared by all compiled code: a spin lock, how many products run, and the number of threads to put back.
+# Shared by all compiled code: a spin lock, how many products run, and the number of threads to put
+# back.
 _STATE = {name: ctypes.c_int32() for name in ("lock", "users", "saved")}
 
 
@@ -66,20 +68,20 @@ def _address(capsule: Any) -> int:
     signature = api.PyCapsule_GetName(capsule)
     if b"(char *, char *, int *, int *, int *," not in signature:
         raise NotImplementedError(
-            f"SciPy's BLAS has the signature {signature.decode()!r}; the CPU compiler calls it with "
-            "32-bit integers. Install a SciPy that was built with the LP64 interface."
+            f"SciPy's BLAS has the signature {signature.decode()!r}; the CPU compiler calls it "
+            "with 32-bit integers. Install a SciPy that was built with the LP64 interface."
         )
     return api.PyCapsule_GetPointer(capsule, signature)
 
 
-def is_supported(dtype) -> bool:
+def is_supported(dtype: Any) -> bool:
     """Whether BLAS multiplies matrices of this dtype."""
     return np.dtype(dtype) in _ROUTINES
 
 
 def matrix_product(
     function: FunctionBuilder,
-    dtype,
+    dtype: Any,
     sizes: tuple[int, int, int],
     left: tuple[ir.Value, int, bool],
     right: tuple[ir.Value, int, bool],
@@ -87,8 +89,8 @@ def matrix_product(
 ) -> None:
     """Emits target = left @ right for row-major matrices of (m, k), (k, n) and (m, n) elements.
 
-    `sizes` is (m, k, n). `left` and `right` are an address, the distance in elements between rows, and
-    whether it is the transposed matrix that lies in memory like that. The target is dense.
+    `sizes` is (m, k, n). `left` and `right` are an address, the distance in elements between rows,
+    and whether it is the transposed matrix that lies in memory like that. The target is dense.
     """
     m, k, n = sizes
     scalar = ir.FloatType() if np.dtype(dtype) == np.float32 else ir.DoubleType()
@@ -102,7 +104,8 @@ def matrix_product(
     def number(value: int) -> ir.Value:
         return by_address(i32, value)
 
-    # BLAS is column-major: to it, each of our matrices is the transposed one, and so is the product.
+    # BLAS is column-major: to it, each of our matrices is the transposed one, and so is the
+    # product.
     arguments = [
         letter(right[2]),
         letter(left[2]),
@@ -133,8 +136,8 @@ def _call_helper(function: FunctionBuilder, name: str) -> None:
 
 
 def _define_helper(module: ir.Module, name: str) -> ir.Function:
-    """Defines what runs before or after a product: the first to enter sets the number of threads to one,
-    the last to leave puts back what it was."""
+    """Defines what runs before or after a product: the first to enter sets the number of threads to
+    one, the last to leave puts back what it was."""
     helper = ir.Function(module, ir.FunctionType(void, []), f"{PREFIX}{name}")
     helper.linkage = "internal"
     helper.attributes.add("noinline")

@@ -219,7 +219,8 @@ def reshape(context: "Context", operand: Value, shape: Sequence[int]) -> Value:
 def _reshape_expression(
     operand: Expression, shape: Shape, seen: dict[int, Expression]
 ) -> Expression | None:
-    """Reshapes what an elementwise expression reads instead, or gives None where that takes a copy."""
+    """Reshapes what an elementwise expression reads instead, or gives None where that takes a
+    copy."""
     if not operand.elementwise:
         return None
     if id(operand) in seen:

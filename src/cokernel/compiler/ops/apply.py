@@ -39,7 +39,7 @@ class _Equation:
     outvars: tuple[_Variable, ...]
 
 
-def _variable(shape: Sequence[int], dtype) -> _Variable:
+def _variable(shape: Sequence[int], dtype: Any) -> _Variable:
     return _Variable(_Aval(tuple(shape), np.dtype(dtype)))
 
 
@@ -47,7 +47,7 @@ def apply(
     context: Context,
     primitive: Any,
     shape: Sequence[int],
-    dtype,
+    dtype: Any,
     *operands: Value,
     **params: Any,
 ) -> Value:
@@ -58,13 +58,13 @@ def apply(
 
 
 def emit_elementwise(
-    context: Context, emit: ElementRule, shape: Sequence[int], dtype, *operands: Value
+    context: Context, emit: ElementRule, shape: Sequence[int], dtype: Any, *operands: Value
 ) -> Value:
     """The value of an elementwise operation that is no primitive."""
     return apply_elementwise(context, emit, {}, _Aval(tuple(shape), np.dtype(dtype)), operands)
 
 
-def convert(context: Context, operand: Value, dtype) -> Value:
+def convert(context: Context, operand: Value, dtype: Any) -> Value:
     """The operand as JAX converts it to another dtype."""
     dtype = np.dtype(dtype)
     if operand.dtype == dtype:

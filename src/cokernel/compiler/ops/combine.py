@@ -13,8 +13,8 @@ from cokernel.compiler.dtypes import Kind
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.values import constant
 
-# Sums and products of floats may be regrouped, which is what lets a loop keep several partial sums, and a sum of products may
-# round once instead of twice.
+# Sums and products of floats may be regrouped, which is what lets a loop keep several partial sums,
+# and a sum of products may round once instead of twice.
 REGROUP = ["reassoc", "contract"]
 
 
@@ -91,8 +91,8 @@ class Combiner:
     def whole(self, builder: ElementBuilder, register: ir.Value) -> ir.Value:
         """Emits the fold of all lanes of a vector into one element.
 
-        By LLVM's own operation for it: LLVM 22 compiles the equivalent shuffles of a sum of products of
-        signed and unsigned bytes wrongly for processors with the instruction vpdpbusd.
+        By LLVM's own operation for it: LLVM 22 compiles the equivalent shuffles of a sum of
+        products of signed and unsigned bytes wrongly for processors with the instruction vpdpbusd.
         """
         kind = dtypes.kind(self.dtype)
         element = register.type.element
@@ -133,7 +133,7 @@ def _highest(dtype: np.dtype) -> Any:
     return np.inf if dtypes.is_float(dtype) else ml_dtypes.iinfo(dtype).max
 
 
-def working_dtype(dtype) -> np.dtype:
+def working_dtype(dtype: Any) -> np.dtype:
     """The dtype in which elements of `dtype` are folded: narrow floats as float32, rounded once at
     the end, and integers of less than a byte as int32."""
     dtype = np.dtype(dtype)

@@ -66,7 +66,8 @@ def cumlogsumexp(context: Context, eqn: Any, operand: Value) -> Value:
         distance = do(lax.neg_p, do(lax.abs_p, difference))
         tail = do(lax.log1p_p, do(lax.exp_p, distance, accuracy=None), accuracy=None)
         ordinary = do(lax.add_p, do(lax.max_p, a, b), tail)
-        # Two infinities of one sign have no difference; their sum is what they add up to, and NaN stays NaN.
+        # Two infinities of one sign have no difference; their sum is what they add up to, and NaN
+        # stays NaN.
         has_none = do(lax.ne_p, difference, difference, result=np.bool_)
         return context.scalar(do(lax.select_n_p, has_none, ordinary, do(lax.add_p, a, b)))
 

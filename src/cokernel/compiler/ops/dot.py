@@ -1,4 +1,5 @@
-"""dot_general: in registers for small operands, by BLAS for large float32 and float64 ones, else by loops."""
+"""dot_general: in registers for small operands, by BLAS for large float32 and float64 ones, else by
+loops."""
 
 import math
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ REGISTER_STEPS = 64
 
 @rule(lax.dot_general_p)
 def dot_general(context: Context, eqn: Any, left: Value, right: Value) -> Value:
-    """Sums of products over the contracted dimensions. Narrow floats are summed in float32 and rounded
-    once; integers wrap in the result's dtype."""
+    """Sums of products over the contracted dimensions. Narrow floats are summed in float32 and
+    rounded once; integers wrap in the result's dtype."""
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     aval = eqn.outvars[0].aval
     result_dtype = np.dtype(aval.dtype)
@@ -34,7 +35,8 @@ def dot_general(context: Context, eqn: Any, left: Value, right: Value) -> Value:
         return views.empty(aval.shape, result_dtype)
     dtype, rounded = _dtypes(left.dtype, right.dtype, result_dtype)
     left, right = (_prepared(context, item, result_dtype, dtype) for item in (left, right))
-    # Both operands with their dimensions in the order batch, left, sum, right, each without what it lacks.
+    # Both operands with their dimensions in the order batch, left, sum, right, each without what it
+    # lacks.
     left_free = _others(left.shape, [*left_sum, *left_batch])
     right_free = _others(right.shape, [*right_sum, *right_batch])
     batch = [left.shape[dimension] for dimension in left_batch]
@@ -62,7 +64,8 @@ def _others(shape: Sequence[int], taken: Sequence[int]) -> list[int]:
 
 
 def _dtypes(left: np.dtype, right: np.dtype, result: np.dtype) -> tuple[np.dtype, np.dtype]:
-    """The dtype to multiply and sum in, and one to round to before the result is converted to its own."""
+    """The dtype to multiply and sum in, and one to round to before the result is converted to its
+    own."""
     if left == right and dtypes.is_float(left):
         if not dtypes.is_float(result):
             return working_dtype(left), left
@@ -80,8 +83,8 @@ def _prepared(context: Context, operand: Value, result: np.dtype, dtype: np.dtyp
 def _product(
     context: Context, dtype: np.dtype, left: Value, right: Value, sizes: Sequence[int]
 ) -> Value:
-    """The product of left (batch, m, k) and right (batch, k, n), whose dimensions are still those of the
-    operands; the result has the shape (batch, m, n)."""
+    """The product of left (batch, m, k) and right (batch, k, n), whose dimensions are still those
+    of the operands; the result has the shape (batch, m, n)."""
     batch, m, k, n = sizes
     multiplications = m * k * n
     fits = all(
@@ -125,8 +128,8 @@ def _multiply_element(
 
 
 def _by_loops(context: Context, dtype: np.dtype, left: Value, right: Value) -> Value:
-    """The sum over an array of all products, which is never stored. Its last dimension is the one along
-    which the right operand lies in memory, because the innermost loop runs along it."""
+    """The sum over an array of all products, which is never stored. Its last dimension is the one
+    along which the right operand lies in memory, because the innermost loop runs along it."""
     batch, m, k = left.shape
     n = right.shape[2]
     if k == 1:
@@ -139,14 +142,14 @@ def _by_loops(context: Context, dtype: np.dtype, left: Value, right: Value) -> V
         return emit_elementwise(context, _multiply_element, shape, dtype, one, other)
     is_row_major = not (isinstance(right, Buffer) and abs(right.strides[1]) < abs(right.strides[2]))
     if n > 1 and is_row_major:
-        shape, axis = (batch, m, k, n), 2
+        whole, axis = (batch, m, k, n), 2
         left_dimensions, right_dimensions = (0, 1, 2), (0, 2, 3)
     else:
-        shape, axis = (batch, m, n, k), 3
+        whole, axis = (batch, m, n, k), 3
         left_dimensions, right_dimensions = (0, 1, 3), (0, 3, 2)
-    one = views.take_view(context, left, views.broadcast(left.shape, shape, left_dimensions))
-    other = views.take_view(context, right, views.broadcast(right.shape, shape, right_dimensions))
-    products = emit_elementwise(context, _multiply_element, shape, dtype, one, other)
+    one = views.take_view(context, left, views.broadcast(left.shape, whole, left_dimensions))
+    other = views.take_view(context, right, views.broadcast(right.shape, whole, right_dimensions))
+    products = emit_elementwise(context, _multiply_element, whole, dtype, one, other)
     return reduce_value(context, Fold.ADD, products, [axis])
 
 
@@ -190,8 +193,9 @@ def _as_matrices(context: Context, operand: Value, shape: tuple[int, int, int]) 
 
 
 def _leading(matrices: Buffer) -> tuple[int, bool]:
-    """The distance between rows, or between columns of a matrix that lies transposed; and which of them."""
-    _, row_extent, column_extent = matrices.shape
+    """The distance between rows, or between columns of a matrix that lies transposed; and which of
+    them."""
+    column_extent = matrices.shape[2]
     _, rows, columns = matrices.strides
     if (columns == 1 or column_extent == 1) and rows >= column_extent:
         return rows, False

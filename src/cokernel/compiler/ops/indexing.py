@@ -122,7 +122,8 @@ class _Positions:
     def box(
         self, builder: ElementBuilder, indices: Value, batch: Sequence[Index], *, clamp: bool
     ) -> tuple[list[Index], ir.Value]:
-        """The first index of the box for one index vector, and whether the box lies inside the operand.
+        """The first index of the box for one index vector, and whether the box lies inside the
+        operand.
 
         With `clamp` the index is one that may be used even if it does not.
         """
@@ -215,7 +216,8 @@ def _unrolled(context: Context, value: Expression) -> ir.Value:
 
 
 def _fill_value(given: Any, dtype: np.dtype) -> Any:
-    """What a gather gives where it reads outside: NaN, the least signed integer, the greatest unsigned one."""
+    """What a gather gives where it reads outside: NaN, the least signed integer, the greatest
+    unsigned one."""
     if given is not None:
         return given
     if dtypes.is_float(dtype):
@@ -228,7 +230,8 @@ def _fill_value(given: Any, dtype: np.dtype) -> Any:
 
 @rule(lax.scatter_p)
 def scatter(context: Context, eqn: Any, operand: Value, indices: Value, updates: Value) -> Value:
-    """The operand with boxes replaced by updates, or by what a function makes of the old and the new."""
+    """The operand with boxes replaced by updates, or by what a function makes of the old and the
+    new."""
     jaxpr, constants = eqn.params["update_jaxpr"], eqn.params["update_consts"]
 
     def combine(old: Value, new: Value) -> Value:

@@ -1,4 +1,5 @@
-"""Reductions: sums, products, extremes, logic, their positions, and those with a reducer of the user's own."""
+"""Reductions: sums, products, extremes, logic, their positions, and those with a reducer of the
+user's own."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -57,6 +58,8 @@ def reduce_value(context: Context, fold: Fold, operand: Value, axes: Sequence[in
     shape = tuple(extent for dimension, extent in enumerate(operand.shape) if dimension not in axes)
     if 0 in shape:
         return views.empty(shape, operand.dtype)
+    if all(operand.shape[axis] == 1 for axis in axes):
+        return views.reshape(context, operand, shape)
     wide = working_dtype(operand.dtype)
     if wide != operand.dtype:
         result = reduce_value(context, fold, convert(context, operand, wide), axes)
@@ -66,8 +69,6 @@ def reduce_value(context: Context, fold: Fold, operand: Value, axes: Sequence[in
         return views.broadcast_scalar(context, combine.identity(), shape, operand.dtype)
     if not operand.shape or is_small(operand.shape, operand.dtype):
         return _reduce_register(context, combine, operand, axes, shape)
-    if all(operand.shape[axis] == 1 for axis in axes) and fold is not Fold.ADD:
-        return views.reshape(context, operand, shape)
     return in_registers_if_small(context, _reduce_large(context, combine, operand, axes, shape))
 
 
@@ -130,7 +131,8 @@ def _reduce_large(
     operand = views.take_view(context, operand, views.transposed(operand.shape, order))
     assert isinstance(operand, Buffer | Expression)
     target = nests.dense_buffer(context, shape, operand.dtype)
-    # The results as an array of the operand's shape, in which all elements that are folded together are one.
+    # The results as an array of the operand's shape, in which all elements that are folded together
+    # are one.
     steps = dict(zip(kept, row_major(shape), strict=True))
     spread = target.view(operand.shape, tuple(steps.get(dimension, 0) for dimension in order))
     spread, flat = nests.collapse(spread, operand)
@@ -167,8 +169,8 @@ def _few(
 
 
 def innermost_dimension(operand: Value) -> int:
-    """The dimension for the innermost loop: the one along which most of the operand's buffers are read
-    without a jump, the last of equals."""
+    """The dimension for the innermost loop: the one along which most of the operand's buffers are
+    read without a jump, the last of equals."""
     buffers = _buffers(operand, operand.shape)
     best, best_score = len(operand.shape) - 1, 0
     for dimension in reversed(range(len(operand.shape))):
@@ -197,8 +199,8 @@ def in_function(
     results: Sequence[ir.Type],
     build: Callable[[FunctionBuilder, Buffer | None, list[Value]], Sequence[ir.Value]],
 ) -> list[ir.Value]:
-    """Emits `build` as a function of its own, which writes `target` and reads `values`, and calls it. The target is fresh
-    memory."""
+    """Emits `build` as a function of its own, which writes `target` and reads `values`, and calls
+    it. The target is fresh memory."""
     sources: list[Value] = [*values] if target is None else [target, *values]
     arguments = [leaf for source in sources for leaf in source.leaves()]
     inner = context.function.sibling(name, [argument.type for argument in arguments], results)
@@ -240,8 +242,8 @@ def _fold_nest(
 
 
 def _keep_rolled(function: FunctionBuilder, loop: Loop) -> None:
-    """Forbids LLVM to unroll a short loop, which it would do before it vectorises, and then it would
-    not vectorise what is left."""
+    """Forbids LLVM to unroll a short loop, which it would do before it vectorises, and then it
+    would not vectorise what is left."""
     _, latch = loop.counter.incomings[-1]
     disable = function.module.add_metadata(
         [ir.MetaDataString(function.module, "llvm.loop.unroll.disable")]
@@ -341,8 +343,8 @@ def _position_of(context: Context, eqn: Any, fold: Fold, operand: Value) -> Valu
         is_nan = apply(context, lax.ne_p, shape, np.bool_, operand, operand)
         found = apply(context, lax.or_p, shape, np.bool_, found, is_nan)
     places = positions(context, shape, axis, np.int32)
-    nowhere = constant(np.iinfo(np.int32).max, np.int32)
-    nowhere = views.broadcast_scalar(context, nowhere.register, shape, np.int32)
+    last = constant(np.iinfo(np.int32).max, np.int32).register
+    nowhere = views.broadcast_scalar(context, last, shape, np.int32)
     places = apply(context, lax.select_n_p, shape, np.int32, found, nowhere, places)
     return convert(context, reduce_value(context, Fold.MINIMUM, places, [axis]), index_dtype)
 

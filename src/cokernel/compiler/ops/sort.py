@@ -1,7 +1,8 @@
-"""Sorting along one axis: a sorting network for arrays in registers, a merge sort for those in memory. Both are stable.
+"""Sorting along one axis: a sorting network for arrays in registers, a merge sort for those in
+memory. Both are stable.
 
-Elements are compared by integer keys whose order is that of the elements. For `sort`, XLA's order of
-floats: the two zeros are equal, and NaNs are equal and come last.
+Elements are compared by integer keys whose order is that of the elements. For `sort`, XLA's order
+of floats: the two zeros are equal, and NaNs are equal and come last.
 """
 
 import math
@@ -34,14 +35,16 @@ from cokernel.compiler.values import (
 
 @rule(lax.sort_p)
 def sort(context: Context, eqn: Any, *operands: Value) -> list[Value]:
-    """Several arrays reordered alike, so that the first `num_keys` of them ascend lexicographically."""
+    """Several arrays reordered alike, so that the first `num_keys` of them ascend
+    lexicographically."""
     keys = [sort_key(context, operand) for operand in operands[: eqn.params["num_keys"]]]
     return sort_by(context, keys, operands, eqn.params["dimension"])
 
 
 @rule(lax.top_k_p)
 def top_k(context: Context, eqn: Any, operand: Value) -> list[Value]:
-    """The k greatest elements along an axis in descending order, and where they were; NaN is greatest."""
+    """The k greatest elements along an axis in descending order, and where they were; NaN is
+    greatest."""
     axis = eqn.params["axis"] % len(operand.shape)
     index_dtype = np.dtype(eqn.outvars[1].aval.dtype)
     key = sort_key(context, operand, is_descending=True)
@@ -54,8 +57,8 @@ def top_k(context: Context, eqn: Any, operand: Value) -> list[Value]:
 
 
 def sort_key(context: Context, operand: Value, *, is_descending: bool = False) -> Value:
-    """Signed integers in the order of the operand's elements. In the descending order, which is that of
-    top_k, the zeros and the NaNs of either sign differ."""
+    """Signed integers in the order of the operand's elements. In the descending order, which is
+    that of top_k, the zeros and the NaNs of either sign differ."""
     if dtypes.is_float(operand.dtype) and operand.dtype.itemsize < 4:
         operand = convert(context, operand, np.float32)
     result = np.dtype(f"int{8 * operand.dtype.itemsize}")
@@ -93,7 +96,8 @@ def _key_element(
 def sort_by(
     context: Context, keys: Sequence[Value], operands: Sequence[Value], axis: int
 ) -> list[Value]:
-    """The operands reordered along an axis so that the keys, signed integers, ascend lexicographically."""
+    """The operands reordered along an axis so that the keys, signed integers, ascend
+    lexicographically."""
     shape = operands[0].shape
     if operands[0].size == 0 or shape[axis] == 1:
         return list(operands)
@@ -105,7 +109,8 @@ def sort_by(
 def _sort_registers(
     context: Context, keys: Sequence[Value], operands: Sequence[Value], axis: int
 ) -> list[Value]:
-    """Batcher's bitonic network, on all rows at once. A row is padded to a power of two with greatest keys."""
+    """Batcher's bitonic network, on all rows at once. A row is padded to a power of two with
+    greatest keys."""
     function = context.function
     shape = operands[0].shape
     lanes = np.moveaxis(np.arange(operands[0].size).reshape(shape), axis, -1)
@@ -127,7 +132,8 @@ def _sort_registers(
         ir.VectorType(ir.IntType(width), rows * padded),
         [lane % padded for lane in range(rows * padded)],
     )
-    # The place that an element had decides between equals, which makes the order total and the sort stable.
+    # The place that an element had decides between equals, which makes the order total and the sort
+    # stable.
     compared = [
         *(
             load(key, ir.Constant(ir.IntType(w := 8 * key.dtype.itemsize), (1 << (w - 1)) - 1))
@@ -190,8 +196,8 @@ def _precedes(
 def _sort_memory(
     context: Context, keys: Sequence[Value], operands: Sequence[Value], axis: int
 ) -> list[Value]:
-    """Merge sort of each row's first keys together with where they were; the other keys are looked up
-    between equals, and the operands are fetched at the end."""
+    """Merge sort of each row's first keys together with where they were; the other keys are looked
+    up between equals, and the operands are fetched at the end."""
     shape = operands[0].shape
     count = shape[axis]
     last = [*(d for d in range(len(shape)) if d != axis), axis]
@@ -276,8 +282,8 @@ def _fill(
 def _merge_passes(
     function: FunctionBuilder, count: int, keys: Buffer, places: Buffer, others: Sequence[Buffer]
 ) -> Buffer:
-    """Merges runs of 1, 2, 4, ... elements, back and forth between the two halves of the rooms; returns
-    the half that the sorted places end up in."""
+    """Merges runs of 1, 2, 4, ... elements, back and forth between the two halves of the rooms;
+    returns the half that the sorted places end up in."""
     starts = [
         room.element_address(function, [half, 0]) for half in (0, 1) for room in (keys, places)
     ]
@@ -320,7 +326,8 @@ def _merge_runs(
         with function.loop(low, high, carry=[low, middle]) as loop:
             left, right = loop.carry
             builder = ElementBuilder(function)
-            # A run that is used up is still read, at its last element, and what was read is ignored.
+            # A run that is used up is still read, at its last element, and what was read is
+            # ignored.
             places = [
                 function.intrinsic("llvm.umin", i64, [item, ir.Constant(i64, count - 1)])
                 for item in (left, right)

@@ -1,0 +1,59 @@
+"""Sorting gives XLA's order: stable, with both zeros equal and NaNs last."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.compiler.harness import expect_same
+
+SHAPES = [(5,), (16,), (3, 5), (4, 4, 4), (40, 60), (2, 300), (300, 2), (1, 1), (0, 3)]
+DTYPES = [np.float32, np.int32, jnp.bfloat16, np.bool_, np.uint32]
+
+
+def sample(shape, dtype):
+    """Many equals, and for floats NaNs of both signs, infinities, and zeros of both signs."""
+    x = np.random.default_rng(0).integers(-6, 7, shape).astype(dtype)
+    if np.dtype(dtype).kind in "iub":
+        return x
+    odds = np.random.default_rng(1).random(shape)
+    for low, special in enumerate([np.nan, -np.inf, np.inf, -0.0, -np.nan]):
+        chosen = (odds > low / 12) & (odds < (low + 1) / 12)
+        x = np.where(chosen, np.array(special).astype(dtype), x)
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sort_along_every_axis_with_one_key_and_with_two(shape, dtype):
+    x, z = sample(shape, dtype), sample(shape, np.float32)
+    y = np.arange(x.size, dtype=np.int32).reshape(shape)
+
+    def function(x, y, z):
+        results = []
+        for axis in range(len(shape)):
+            results.append(lax.sort(x, dimension=axis))
+            results += lax.sort((x, y), dimension=axis, num_keys=1)
+            results += lax.sort((x, z, y), dimension=axis, num_keys=2)
+        return results
+
+    expect_same(function, x, y, z)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5,), (16,), (3, 5), (40, 60), (300,)])
+def test_top_k_with_the_first_of_equals_first(shape, dtype):
+    def function(x):
+        return [
+            lax.top_k(x, k, axis=axis)
+            for axis in range(len(shape))
+            for k in (1, 3, shape[axis])
+            if k <= shape[axis]
+        ]
+
+    expect_same(function, sample(shape, dtype))
+
+
+def test_an_expression_is_sorted():
+    x = sample((30, 40), np.int32)
+    expect_same(lambda x: [lax.sort(x * 3 - x, dimension=0), lax.sort(x.T + 1)], x)
