@@ -1,10 +1,10 @@
-"""Rules that move elements about without computing anything: broadcast, reshape, transpose, slice, concatenate, pad, ..."""
+"""Rules that move elements about without computing anything: broadcast, reshape, transpose, slice,
+concatenate, pad, ..."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from llvmlite import ir
@@ -13,7 +13,7 @@ from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, Index
 from cokernel.compiler.ops.apply import convert
-from cokernel.compiler.ops.registry import Operation, apply_elementwise, rule
+from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.values import (
     Buffer,
     Expression,
@@ -89,7 +89,8 @@ def split(context: Context, eqn: Any, operand: Value) -> list[Value]:
     """Consecutive pieces along one axis."""
     axis = eqn.params["axis"]
     pieces, start = [], 0
-    for size in eqn.params["sizes"]:
+    # The sizes may be numpy integers.
+    for size in map(int, eqn.params["sizes"]):
         starts = [0] * len(operand.shape)
         starts[axis] = start
         shape = list(operand.shape)
@@ -143,7 +144,8 @@ def concatenate(context: Context, eqn: Any, *operands: Value) -> Value:
 
 
 def concatenate_values(context: Context, operands: Sequence[Value], axis: int) -> Value:
-    """The operands, which agree in dtype and in all other extents, one after the other along `axis`."""
+    """The operands, which agree in dtype and in all other extents, one after the other along
+    `axis`."""
     operands = [operand for operand in operands if operand.shape[axis]] or list(operands[:1])
     if len(operands) == 1:
         return operands[0]
@@ -170,7 +172,8 @@ def _concatenate_registers(
     register = concatenate_vectors(
         context.function, [context.pack(operand) for operand in operands]
     )
-    # In which lane of the register each element of each operand is, put side by side as the result wants them.
+    # In which lane of the register each element of each operand is, put side by side as the result
+    # wants them.
     lanes, start = [], 0
     for operand in operands:
         lanes.append(np.arange(start, start + operand.size).reshape(operand.shape))
@@ -192,13 +195,15 @@ def _box(context: Context, target: Buffer, axis: int, start: int, size: int) -> 
 
 @rule(lax.pad_p)
 def pad(context: Context, eqn: Any, operand: Value, padding: Value) -> Value:
-    """The operand with a value put around it and between its elements; negative padding takes elements away."""
+    """The operand with a value put around it and between its elements; negative padding takes
+    elements away."""
     config = eqn.params["padding_config"]
     shape = tuple(eqn.outvars[0].aval.shape)
     fill = context.scalar(padding)
     if 0 in shape:
         return views.empty(shape, operand.dtype)
-    # Per dimension the elements that survive: the first of them, how many, and where the first one lands.
+    # Per dimension the elements that survive: the first of them, how many, and where the first one
+    # lands.
     kept = [
         _surviving(extent, size, *amounts)
         for extent, size, amounts in zip(operand.shape, shape, config, strict=True)
@@ -231,7 +236,8 @@ def pad(context: Context, eqn: Any, operand: Value, padding: Value) -> Value:
 
 
 def _surviving(extent: int, size: int, low: int, high: int, interior: int) -> tuple[int, int, int]:
-    """Of `extent` elements placed at low, low + step, ...: the first inside [0, size), how many are, and its place."""
+    """Of `extent` elements placed at low, low + step, ...: the first inside [0, size), how many
+    are, and its place."""
     step = interior + 1
     first = max(0, -(low // step))
     last = min(extent - 1, (size - 1 - low) // step)
@@ -245,7 +251,8 @@ def _fill_around(
     kept: Sequence[tuple[int, int, int]],
     steps: Sequence[int],
 ) -> None:
-    """Writes the padding: everywhere if there is some between the elements, else only around the box they fill."""
+    """Writes the padding: everywhere if there is some between the elements, else only around the
+    box they fill."""
 
     def write(region: Buffer) -> None:
         context.store(
@@ -272,7 +279,7 @@ def iota(context: Context, eqn: Any, *dynamic_shape: Value) -> Value:
     return positions(context, eqn.params["shape"], eqn.params["dimension"], eqn.params["dtype"])
 
 
-def positions(context: Context, shape: Sequence[int], dimension: int, dtype) -> Value:
+def positions(context: Context, shape: Sequence[int], dimension: int, dtype: Any) -> Value:
     """An array in which each element is its index along `dimension`."""
     shape, dtype = tuple(shape), np.dtype(dtype)
     if is_small(shape, dtype):
@@ -294,8 +301,9 @@ def positions(context: Context, shape: Sequence[int], dimension: int, dtype) -> 
     return Expression(shape, dtype, (), emit, is_cheap=True)
 
 
-def reinterpret(context: Context, operand: Value, shape: Sequence[int], dtype) -> Value:
-    """The bits of the operand as elements of another width: a narrower dtype adds a last dimension, a wider one takes it away."""
+def reinterpret(context: Context, operand: Value, shape: Sequence[int], dtype: Any) -> Value:
+    """The bits of the operand as elements of another width: a narrower dtype adds a last dimension,
+    a wider one takes it away."""
     shape, dtype = tuple(shape), np.dtype(dtype)
     if 0 in shape:
         return views.empty(shape, dtype)
