@@ -22,7 +22,7 @@ TPU = _jax.tpu_primitives
 
 def without_keys(jaxpr: Any) -> Any:
     """The same program on the words of its keys; itself if it has none."""
-    return _Rewriter().jaxpr(jaxpr) if _has_keys(jaxpr) else jaxpr
+    return Rewriter().jaxpr(jaxpr) if _has_keys(jaxpr) else jaxpr
 
 
 def is_key(aval: Any) -> bool:
@@ -60,7 +60,7 @@ def _inner_jaxprs(params: dict[str, Any]) -> list[Any]:
     return found
 
 
-class _Rewriter:
+class Rewriter:
     """Rewrites one jaxpr. Each variable that holds keys gets another one in its place."""
 
     def __init__(self) -> None:
@@ -102,8 +102,8 @@ class _Rewriter:
     def equation(self, eqn: Any) -> Any:
         if not _touches(eqn):
             return eqn.replace(invars=self.atoms(eqn.invars), effects=self.effects(eqn.effects))
-        if eqn.primitive in _MEANING:
-            return self.called(eqn, functools.partial(_MEANING[eqn.primitive], eqn))
+        if eqn.primitive in MEANING:
+            return self.called(eqn, functools.partial(MEANING[eqn.primitive], eqn))
         if eqn.primitive in (_jax.get_p, _jax.swap_p):
             return self.access(eqn)
         if eqn.primitive in _UNCHANGED or _inner_jaxprs(eqn.params):
@@ -225,7 +225,7 @@ def _wrap_pallas(eqn: Any, *words: Any) -> Any:
     return lax.concatenate([lax.reshape(word, (1, 1)) for word in words], 1).astype(np.uint32)
 
 
-_MEANING: dict[Any, Callable[..., Any]] = {
+MEANING: dict[Any, Callable[..., Any]] = {
     PRNG.random_seed_p: _seed,
     PRNG.random_split_p: _split,
     PRNG.random_bits_p: _bits,

@@ -12,7 +12,7 @@ def without_pipelines(jaxpr: Any, mesh: Any) -> Any:
     """The same program with its pipelines written out; itself if it has none."""
     if not _has_pipeline(jaxpr):
         return jaxpr
-    return jaxpr.replace(eqns=[_written_out(eqn, mesh) for eqn in jaxpr.eqns])
+    return jaxpr.replace(eqns=[written_out(eqn, mesh) for eqn in jaxpr.eqns])
 
 
 def _has_pipeline(jaxpr: Any) -> bool:
@@ -22,7 +22,8 @@ def _has_pipeline(jaxpr: Any) -> bool:
     )
 
 
-def _written_out(eqn: Any, mesh: Any) -> Any:
+def written_out(eqn: Any, mesh: Any) -> Any:
+    """An equation with its pipelines, or those in the jaxprs it runs, written out."""
     if eqn.primitive is not _jax.emit_pipeline_p:
         params = {name: _map_jaxprs(parameter, mesh) for name, parameter in eqn.params.items()}
         return eqn.replace(params=params)

@@ -289,10 +289,12 @@ def test_sums_in_shared_memory_lose_nothing(workers, dtype):
 def test_each_subcore_has_its_own_part_of_shared_memory():
     subcores = 16
 
-    def body(o_ref, shared):
+    def body(o_ref, shared, local):
         me = lax.axis_index("subcore")
         mine = plsc.slice_subcore_vmem_from_shared(shared)
-        mine[...] = jnp.full((2, 8), me, jnp.int32)
+        mine[0] = jnp.full((8,), me, jnp.int32)
+        local[...] = jnp.full((8,), me, jnp.int32)
+        pltpu.sync_copy(local, mine.at[1])
         plsc.subcore_barrier()
 
         @pl.when(me == 0)
@@ -307,7 +309,10 @@ def test_each_subcore_has_its_own_part_of_shared_memory():
             body,
             shaped((2, 8 * subcores)),
             mesh=mesh,
-            scratch_types=[pltpu.VMEM_SHARED((2, 8 * subcores), jnp.int32)],
+            scratch_types=[
+                pltpu.VMEM_SHARED((2, 8 * subcores), jnp.int32),
+                pltpu.VMEM((8,), jnp.int32),
+            ],
         )
         got = np.asarray(kernel())
     np.testing.assert_array_equal(got, np.tile(np.repeat(np.arange(subcores), 8), (2, 1)))

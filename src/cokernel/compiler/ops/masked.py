@@ -37,7 +37,8 @@ class _Place:
 
     def __init__(self, context: Context, ref: Any, transforms: Sequence[Any], operation: str):
         self.operation = operation
-        last = transforms[-1] if transforms else None
+        last: Any = transforms[-1] if transforms else None
+        self.indexer = last
         self.starts: list[tuple[int, Value]] = []
         if isinstance(last, _jax.NDIndexer) and _is_box(last):
             self.starts = [
@@ -49,7 +50,6 @@ class _Place:
             self.view = resolve(context, ref, transforms, operation)
             self.shape = tuple(self.view.shape)
             return
-        self.indexer = last
         self.view = resolve(context, ref, transforms[:-1], operation)
         self.shape = tuple(index.size for index in last.indices if isinstance(index, _jax.Slice))
 

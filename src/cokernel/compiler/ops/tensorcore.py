@@ -57,7 +57,7 @@ def _roll(context: Context, eqn: Any, operand: Value, shift: Value) -> Value:
         register = shuffle(context.function, context.pack(operand), lanes.ravel().tolist())
         return make_packed(operand.shape, operand.dtype, register)
     target = nests.dense_buffer(context, operand.shape, operand.dtype)
-    steps = Scalar((), np.dtype(np.int64), context.function.index(distance))
+    by = Scalar((), np.dtype(np.int64), context.function.index(distance))
 
     def build(inside: list[Any]) -> Sequence[ir.Value]:
         out, source, first = inside
@@ -88,7 +88,7 @@ def _roll(context: Context, eqn: Any, operand: Value, shift: Value) -> Value:
         return []
 
     # The operand is read while the result is written, so it may not be computed on the way twice.
-    outlined(context, "roll", [target, context.materialise(operand), steps], [], build)
+    outlined(context, "roll", [target, context.materialise(operand), by], [], build)
     return _settled(context, target)
 
 
