@@ -204,6 +204,24 @@ def test_a_write_that_reads_its_own_ref_reads_first():
     np.testing.assert_array_equal(launch(body, x, x), np.asarray(x).T + np.asarray(x))
 
 
+@pytest.mark.parametrize("size", [8, 300])
+def test_a_write_to_an_output_that_overwrites_an_input_comes_after_the_reads_of_it(size):
+    def body(x_ref, o_ref, sums_ref):
+        x, shifted = x_ref[...], x_ref[...] + 1
+        o_ref[...] = jnp.flip(x) * 2
+        sums_ref[...] = x + shifted
+        o_ref[1:size] = x_ref[0 : size - 1] + 1
+
+    out_type = jax.ShapeDtypeStruct((size,), jnp.float32)
+    kernel = cokernel.mpmd_map([(MESH, body)], [out_type, out_type], input_output_aliases={0: 0})
+    x = np.arange(size, dtype=np.float32)
+    out, sums = kernel(x)
+    expected = x[::-1] * 2
+    expected[1:] = expected[:-1] + 1
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(sums, 2 * x + 1)
+
+
 def test_swap_returns_the_old_contents():
     x = example((100,), jnp.int32)
 

@@ -51,6 +51,7 @@ class Kernel:
         *,
         operand_count: int,
         result_count: int,
+        aliases: Sequence[tuple[int, int]],
         outer_axes: Sequence[Any],
         outer_sizes: Sequence[int],
         bounds_checks: bool,
@@ -86,6 +87,7 @@ class Kernel:
             self.program_names,
             operand_count=operand_count,
             result_count=result_count,
+            aliases=aliases,
             outer_axes=outer_axes,
         )
         self.programs = [self._plan_program(number) for number in range(len(self.jaxprs))]

@@ -50,6 +50,7 @@ class MemoryLayout:
         *,
         operand_count: int,
         result_count: int,
+        aliases: Sequence[tuple[int, int]],
         outer_axes: Sequence[Any],
     ):
         self.kernel_name = kernel_name
@@ -58,6 +59,8 @@ class MemoryLayout:
         self.program_names = list(program_names)
         self.operand_count = operand_count
         self.result_count = result_count
+        # Pairs of an operand and the result that overwrites it.
+        self.aliases = tuple(aliases)
         self.outer_axes = list(outer_axes)
         self.arenas = [Arena() for _ in meshes]
         self.shared_arena = Arena()
@@ -106,12 +109,20 @@ class MemoryLayout:
         # The same RefValue object stands for the same memory in all programs; a program's own names
         # only matter in reports.
         return [
-            [
-                ref if name == ref.name else dataclasses.replace(ref, name=name)
-                for ref, name in zip(shared, program_names, strict=True)
-            ]
+            self._with_aliases(
+                [
+                    ref if name == ref.name else dataclasses.replace(ref, name=name)
+                    for ref, name in zip(shared, program_names, strict=True)
+                ]
+            )
             for program_names in names
         ]
+
+    def _with_aliases(self, refs: list[RefValue]) -> list[RefValue]:
+        for operand, result in self.aliases:
+            position = self.operand_count + result
+            refs[position] = dataclasses.replace(refs[position], overwrites=refs[operand])
+        return refs
 
     def _owner(self, aval: Any) -> int:
         """The number of the program whose cores own instances of a Ref."""

@@ -75,7 +75,7 @@ def _keep_live_values(
 ) -> None:
     """Computes, before memory changes, the values that read it and are needed afterwards."""
     is_store = eqn.primitive in (_jax.swap_p, _jax.addupdate_p)
-    written = root_of(env[eqn.invars[0]])[0] if is_store else None
+    written = root_of(env[eqn.invars[0]])[0].memory if is_store else None
     for variable, value in list(env.items()):
         if not isinstance(value, Value):
             continue

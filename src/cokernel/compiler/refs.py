@@ -50,7 +50,7 @@ class Place(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RefValue:
-    """A whole Ref. Two RefValues are the same memory exactly if they are the same object."""
+    """A whole Ref. Two of them are the same memory exactly if their `memory` is the same object."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,6 +66,13 @@ class RefValue:
     mesh: Any = None
     # What keeps a scoped allocation reserved.
     owner: object = None
+    # The input that this output overwrites.
+    overwrites: "RefValue | None" = None
+
+    @property
+    def memory(self) -> "RefValue":
+        """The Ref that stands for this memory: an output that overwrites an input is that input."""
+        return self if self.overwrites is None else self.overwrites
 
     @property
     def itemsize(self) -> int:
@@ -204,7 +211,7 @@ class View:
             )
         shape = tuple(extent for extent in self.extents if isinstance(extent, int))
         strides = tuple(stride // itemsize for stride in self.strides)
-        return Buffer(shape, np.dtype(self.dtype), self.address, strides, root=self.ref)
+        return Buffer(shape, np.dtype(self.dtype), self.address, strides, root=self.ref.memory)
 
 
 def resolve(
@@ -608,7 +615,7 @@ def write(context: Context, view: View, value: Value) -> None:
     if view.indices is not None:
         return _write_picked(context, view, value, add=None)
     target = view.buffer()
-    if view.ref in value.roots() and not _reads_in_place(value, target):
+    if view.ref.memory in value.roots() and not _reads_in_place(value, target):
         value = context.copy(value)
     context.store(target, value, is_fresh=False)
 
@@ -643,7 +650,7 @@ def _write_picked(context: Context, view: View, value: Value, add: Any) -> None:
     assert indices is not None
     base = view.buffer()
     arrays = [_in_memory(context, array) for array in indices.arrays]
-    if view.ref in value.roots():
+    if view.ref.memory in value.roots():
         value = context.copy(value)
     value = _in_memory(context, value)
     operands: list[Value] = [base, value, *arrays]

@@ -108,6 +108,7 @@ def _compile(
         params["external_meshes"],
         operand_count=len(ctx.avals_in),
         result_count=len(params["out_avals"]),
+        aliases=params["input_output_aliases"],
         outer_axes=list(outer),
         outer_sizes=list(outer.values()),
         bounds_checks=options.bounds_checks,
