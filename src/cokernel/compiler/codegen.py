@@ -16,7 +16,7 @@ import llvmlite.binding as llvm
 from cokernel.compiler import blas
 
 # Written into every key, so that a change of how we compile never meets an object from before it.
-PIPELINE_VERSION = 1
+PIPELINE_VERSION = 2
 CACHE_VARIABLE = "COKERNEL_CACHE"
 
 # llvmlite's objects share one LLVM context, which only one thread may use at a time.
@@ -81,6 +81,8 @@ def _optimised(ir: str) -> tuple[Any, Any]:
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
+    # llvmlite leaves this one off.
+    options.slp_vectorization = True
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return module, machine

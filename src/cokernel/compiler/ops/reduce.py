@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
-from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index, Loop
+from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops.apply import apply, convert
 from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
 from cokernel.compiler.ops.registry import rule
@@ -231,29 +231,13 @@ def _fold_nest(
     if not extents:
         builder = ElementBuilder(function)
         return combine(builder, start, value.element(builder, index))
-    with function.loop(0, extents[0], carry=[start]) as loop:
+    # LLVM would unroll a short loop before it vectorises, and then not vectorise what is left.
+    with function.loop(0, extents[0], carry=[start], rolled=len(extents) == 1) as loop:
         folded = _fold_nest(
             function, combine, loop.carry[0], value, [*index, loop.counter], extents[1:]
         )
         loop.next = [folded]
-    if len(extents) == 1:
-        _keep_rolled(function, loop)
     return loop.carry[0]
-
-
-def _keep_rolled(function: FunctionBuilder, loop: Loop) -> None:
-    """Forbids LLVM to unroll a short loop, which it would do before it vectorises, and then it
-    would not vectorise what is left."""
-    _, latch = loop.counter.incomings[-1]
-    disable = function.module.add_metadata(
-        [ir.MetaDataString(function.module, "llvm.loop.unroll.disable")]
-    )
-    # The first operand of a loop's metadata must be the metadata itself.
-    identity = function.module.add_metadata(
-        [disable, ir.MetaDataString(function.module, f"{function.function.name}.{latch.name}")]
-    )
-    identity.operands = (identity, disable)
-    latch.terminator.set_metadata("llvm.loop", identity)
 
 
 def _fold_all(context: Context, combine: Combiner, value: Value) -> ir.Value:
