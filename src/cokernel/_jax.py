@@ -142,6 +142,7 @@ from jax._src.state.primitives import swap_p
 
 # Primitives of arithmetic that jax.lax does not export
 from jax._src.ad_util import add_jaxvals_p
+from jax._src.ad_util import stop_gradient_p
 from jax._src.core import pvary_p
 from jax._src.core import reduced_vary_cast_p
 from jax._src.lax.lax import dce_sink_p

@@ -155,6 +155,7 @@ def test_values_read_before_a_write_keep_their_contents():
     np.testing.assert_array_equal(kernel(x), x + 1)
 
 
+@pytest.mark.filterwarnings("error")
 def test_softmax_in_a_kernel():
     def function(x):
         return jax.nn.softmax(x, axis=-1)

@@ -376,7 +376,13 @@ def next_after(
 # What leaves its operand as it is.
 
 
-@rule(lax.copy_p, _jax.pvary_p, _jax.reduced_vary_cast_p, lax.optimization_barrier_p)
+@rule(
+    lax.copy_p,
+    lax.optimization_barrier_p,
+    _jax.pvary_p,
+    _jax.reduced_vary_cast_p,
+    _jax.stop_gradient_p,
+)
 def identity(context: Context, eqn: Any, *operands: Value) -> Sequence[Value]:
     """The operands: a promise or a hint, or a copy that values, which nobody writes to, do not
     need."""
