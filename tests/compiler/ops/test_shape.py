@@ -174,3 +174,9 @@ def test_an_expression_used_by_two_views_is_computed_as_xla_does():
 
     expect_same(function, sample((30, 30), np.int32))
     assert jax.eval_shape(function, sample((30, 30)))[1].shape == (900,)
+
+
+def test_amounts_may_be_numpy_integers():
+    x = np.arange(200, dtype=np.float32).reshape(10, 20)
+    expect_same(lambda x: jnp.pad(x, np.array([[1, 2], [3, 0]])), x)
+    expect_same(lambda x: lax.slice(x, np.array([1, 2]), np.array([7, 19]), np.array([2, 3])), x)

@@ -72,7 +72,9 @@ def transpose(context: Context, eqn: Any, operand: Value) -> Value:
 def slice_(context: Context, eqn: Any, operand: Value) -> Value:
     """A box of the operand with static bounds, and a step per dimension."""
     view = views.sliced(
-        eqn.params["start_indices"], eqn.outvars[0].aval.shape, eqn.params["strides"]
+        list(map(int, eqn.params["start_indices"])),
+        eqn.outvars[0].aval.shape,
+        list(map(int, eqn.params["strides"] or [1] * len(operand.shape))),
     )
     return views.take_view(context, operand, view)
 
@@ -197,7 +199,8 @@ def _box(context: Context, target: Buffer, axis: int, start: int, size: int) -> 
 def pad(context: Context, eqn: Any, operand: Value, padding: Value) -> Value:
     """The operand with a value put around it and between its elements; negative padding takes
     elements away."""
-    config = eqn.params["padding_config"]
+    # jax.numpy passes NumPy's integers here and in the slice below.
+    config = [tuple(map(int, amounts)) for amounts in eqn.params["padding_config"]]
     shape = tuple(eqn.outvars[0].aval.shape)
     fill = context.scalar(padding)
     if 0 in shape:
