@@ -100,6 +100,27 @@ def test_the_grid_may_be_dynamic_and_the_position_asked_for_in_a_loop():
     np.testing.assert_array_equal(got[:24], x[:24] + 10 * (row // 8) + row % 8)
 
 
+def test_the_extent_of_a_dynamic_grid_is_known_or_refused(form):
+    x = integers(0, 32, 128)
+
+    def body(x_ref, n_ref, o_ref):
+        def inner(x, o):
+            o[...] = x[...] + jnp.asarray(pl.num_programs(0)).astype(jnp.float32)
+
+        spec = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        grid = (n_ref[0],)
+        pltpu.emit_pipeline(inner, grid=grid, in_specs=[spec], out_specs=[spec])(x_ref, o_ref)
+
+    def run():
+        return launch(body, x, x, np.asarray([3], np.int32))
+
+    if form:
+        with pytest.raises(NotImplementedError, match="num_programs of the dynamic grid"):
+            run()
+    else:
+        np.testing.assert_array_equal(run()[:24], x[:24] + 3)
+
+
 def test_pipelines_nest():
     x = integers(0, 32, 256)
 

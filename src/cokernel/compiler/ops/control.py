@@ -490,5 +490,11 @@ def _program_id(context: Context, eqn: Any) -> Value:
 
 @rule(_jax.pallas_primitives.num_programs_p)
 def _num_programs(context: Context, eqn: Any) -> Value:
+    if context.pipeline_position is not None:
+        # JAX knows static extents of a grid while it traces, so this one is dynamic.
+        raise NotImplementedError(
+            f"{context.describe()}: num_programs of the dynamic grid of a pipeline that is a "
+            "primitive; pass the extent to the body"
+        )
     sizes = list(context.program.mesh.shape.values())
     return array_constant(context.function, np.asarray(sizes[eqn.params["axis"]], np.int32))

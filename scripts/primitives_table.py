@@ -1,0 +1,210 @@
+"""Writes docs/primitives.md: every primitive a kernel may use, how it runs on the CPU, and the
+tests that run it.
+
+    primitives_table.py                     writes the table from what is recorded
+    primitives_table.py --record            runs the compiler's tests first, and records which
+                                            primitives each of them compiles
+    primitives_table.py --record PATH ...   runs some tests, and adds to what is recorded
+
+What is recorded is in tests/compiler/primitives.json.
+"""
+
+import collections
+import json
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from cokernel import _jax
+from cokernel.compiler import keys, pipelines, program
+from cokernel.compiler.ops import load_rules
+from cokernel.compiler.ops.registry import RULES
+
+ROOT = pathlib.Path(__file__).parents[1]
+RECORD = ROOT / "tests" / "compiler" / "primitives.json"
+TABLE = ROOT / "docs" / "primitives.md"
+TESTS = ["tests/compiler", "tests/kernels"]
+
+# Where primitives are defined, by the name people know the module by.
+MODULES = {
+    "lax": lax,
+    "pl": _jax.pallas_primitives,
+    "pltpu": _jax.tpu_primitives,
+    "plsc": _jax.sc_primitives,
+    "jax": _jax,
+    "jax.random": _jax.prng,
+}
+# Rules that no kernel of the tests can be made to contain, and why.
+SELDOM_TRACED = {
+    "jax.pvary": "only inside shard_map with typed axes",
+    "jax.reduced_vary_cast": "only inside shard_map with typed axes",
+    "lax.stage": "JAX leaves it out of what it traces",
+    "pl.num_programs": "only for a dynamic grid",
+}
+UNSUPPORTED = {"pl.get_global": "reads GPU tables"}
+
+INTRODUCTION = """\
+# Primitives
+
+Every primitive that a kernel body may contain on the CPU, and how it runs.
+`scripts/primitives_table.py` writes this page from the compiler's table of rules and from a record
+of what its tests compile; a test fails when the page is out of date, or a rule has no test.
+
+Results are exact for integers, bits, comparisons and everything that only moves data, and for `+`,
+`-`, `*`, `/` and `sqrt` of floats. Sums may be added in another order than XLA does. The functions
+of `ops/math.py` are within the units in the last place that their tests state.
+
+The column of dtypes lists what the tests give a primitive or get from it. A primitive that is not
+listed is compiled by XLA and called through Python, with one warning that names it.
+
+| primitive | how it runs | dtypes in tests | tested in |
+| --- | --- | --- | --- |
+"""
+
+
+def names() -> dict[Any, str]:
+    """The name of each primitive, such as "lax.add"; names of primitives alone are not unique."""
+    found: dict[Any, str] = {}
+    for label, module in MODULES.items():
+        for attribute in sorted(dir(module)):
+            value = getattr(module, attribute)
+            if attribute.endswith("_p") and isinstance(value, _jax.Primitive):
+                found.setdefault(value, f"{label}.{attribute.removesuffix('_p')}")
+    return found
+
+
+def how_it_runs(primitive: Any) -> str | None:
+    """The part of the compiler that deals with a primitive, or None if XLA does."""
+    if primitive in keys.MEANING:
+        return "rewritten in `keys.py`"
+    if primitive is _jax.emit_pipeline_p:
+        return "written out in `pipelines.py`"
+    rule = RULES.get(primitive)
+    if rule is None:
+        return None
+    # A rule that a decorator has made is told by the function inside it.
+    if rule.__module__.endswith((".registry", ".traced")):
+        inner = [cell.cell_contents for cell in rule.__closure__ or ()]
+        rule = next(item for item in inner if hasattr(item, "__module__"))
+    return f"rule in `ops/{rule.__module__.rpartition('.')[2]}.py`"
+
+
+def render(record: dict[str, dict[str, list[str]]]) -> str:
+    """The page, from the table of rules and a record of tests."""
+    load_rules()
+    rows = []
+    for primitive, name in names().items():
+        how = how_it_runs(primitive)
+        seen = record.get(name, {"tests": [], "dtypes": []})
+        if how is None and name in UNSUPPORTED:
+            how = f"not supported: {UNSUPPORTED[name]}"
+        elif how is None:
+            if not seen["tests"]:
+                continue
+            how = "through XLA"
+        tests = ", ".join(f"`{test.removeprefix('tests/')}`" for test in shown(seen["tests"], how))
+        tests = tests or SELDOM_TRACED.get(name, "")
+        rows.append((name, how, " ".join(seen["dtypes"]), tests))
+    lines = [
+        f"| `{name}` | {how} | {dtypes} | {tests} |" for name, how, dtypes, tests in sorted(rows)
+    ]
+    return INTRODUCTION + "\n".join(lines) + "\n"
+
+
+def shown(tests: list[str], how: str) -> list[str]:
+    """The tests worth naming: the one that mirrors the rule's module, else the first few."""
+    module = how.rpartition("/")[2].strip("`").removesuffix(".py")
+    own = [test for test in tests if pathlib.Path(test).stem == f"test_{module}"]
+    return own or tests[:3]
+
+
+def nearest(tests: set[str]) -> list[str]:
+    """The tests of the compiler among some, or a few others if there are none."""
+    own = sorted(test for test in tests if test.startswith("tests/compiler/"))
+    return own or sorted(tests)[:3]
+
+
+def untested(record: dict[str, Any]) -> list[str]:
+    """The primitives with a rule that no recorded test compiles."""
+    load_rules()
+    known = names()
+    tested = record.keys() | SELDOM_TRACED.keys()
+    return sorted(known[rule] for rule in RULES if known[rule] not in tested)
+
+
+class Recorder:
+    """A pytest plugin that notes which primitives each test module compiles."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, set[str]] = collections.defaultdict(set)
+        self.dtypes: dict[str, set[str]] = collections.defaultdict(set)
+        self.module = ""
+        self.names = names()
+
+    def note(self, eqn: Any) -> None:
+        name = self.names.get(eqn.primitive)
+        if name is None or not self.module:
+            return
+        self.tests[name].add(self.module)
+        for atom in (*eqn.invars, *eqn.outvars):
+            dtype = getattr(atom.aval, "dtype", None)
+            if isinstance(dtype, np.dtype):
+                self.dtypes[name].add(dtype.name)
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        def noting(owner: Any, attribute: str, position: int) -> None:
+            original = getattr(owner, attribute)
+
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                self.note(args[position])
+                return original(*args, **kwargs)
+
+            setattr(owner, attribute, wrapper)
+
+        noting(program, "apply_rule", 1)
+        noting(keys.Rewriter, "equation", 1)
+        noting(pipelines, "written_out", 0)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        self.module = item.location[0]
+
+    def save(self, known: dict[str, Any]) -> None:
+        """Writes what was noted, together with what is known already."""
+        for name, entry in known.items():
+            self.tests[name].update(entry["tests"])
+            self.dtypes[name].update(entry["dtypes"])
+        record = {
+            name: {"tests": nearest(tests), "dtypes": sorted(self.dtypes[name])}
+            for name, tests in sorted(self.tests.items())
+        }
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the table, after running the tests if asked to; returns the exit code."""
+    if "--record" in arguments:
+        recorder = Recorder()
+        paths = [argument for argument in arguments if argument != "--record"]
+        chosen = paths or TESTS
+        outcome = pytest.main(["-q", "-p", "no:cacheprovider", *chosen], plugins=[recorder])
+        if outcome != pytest.ExitCode.OK:
+            print("the tests must pass before their record is worth anything", file=sys.stderr)
+            return 1
+        recorder.save(json.loads(RECORD.read_text()) if paths else {})
+    jax.config.update("jax_platforms", "cpu")
+    record = json.loads(RECORD.read_text())
+    TABLE.write_text(render(record))
+    missing = untested(record)
+    if missing:
+        print(f"no test compiles {', '.join(missing)}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
