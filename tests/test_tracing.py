@@ -391,6 +391,24 @@ class TestAxes:
         ):
             kernel(jnp.ones(4))
 
+    def test_an_axis_that_there_is_not_is_refused_with_the_axes_there_are(self):
+        def body(x_ref, o_ref):
+            o_ref[0] = lax.axis_index("cor").astype(F32)
+
+        with pytest.raises(NameError, match=r"program body at .*axes are 'core': .*axis name: cor"):
+            cokernel.kernel(body, VECTOR4, mesh=CORES)(jnp.ones(4))
+
+    def test_a_device_id_of_an_axis_that_there_is_not_is_refused_with_its_line(self):
+        def body(x_ref, o_ref, sem_ref):
+            pl.semaphore_signal(sem_ref, 1, device_id={"cor": 0})
+
+        kernel = cokernel.kernel(
+            body, VECTOR4, mesh=CORES, scratch_types=[pltpu.SemaphoreType.REGULAR]
+        )
+        message = r"program body at .* names the axis 'cor' at .*test_tracing.py:\d+.* axes 'core'"
+        with pytest.raises(ValueError, match=message):
+            kernel(jnp.ones(4))
+
     def test_an_axis_of_the_surroundings_cannot_be_hidden(self):
         kernel = cokernel.kernel(copy_body, VECTOR4, mesh=CORES)
         with pytest.raises(ValueError, match=r"axis 'core' of .* of the surrounding"):

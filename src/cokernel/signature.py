@@ -207,6 +207,25 @@ class Signature:
         )
 
 
+def check_outputs_leave_the_cores(spec: KernelSpec) -> None:
+    """Checks that no output stays with the cores: semaphores, and what `space @ mesh` ties to them,
+    have no value that Python could hold.
+    """
+    for path, leaf in jax.tree.leaves_with_path(spec.out_types):
+        aval = _out_aval(leaf, path, spec)
+        is_semaphore = isinstance(getattr(aval, "dtype", None), _jax.AbstractSemaphoreTy)
+        space = getattr(aval, "memory_space", None)
+        if is_semaphore or (
+            isinstance(space, _jax.CoreMemorySpace)
+            and space.memory_space in (_jax.TpuMemorySpace.VMEM, _jax.TpuMemorySpace.SMEM)
+        ):
+            what = "holds semaphores" if is_semaphore else f"lives in {space}, one for each core"
+            raise ValueError(
+                f"out_types{jax.tree_util.keystr(path)} of kernel {spec.title!r} {what}, so only "
+                "another kernel can use it: call both kernels in one function under jax.jit"
+            )
+
+
 def _shape_and_dtype(aval: Any) -> Any:
     # A type that stands for several arrays has no shape of its own, and is compared as a whole.
     return (aval.shape, aval.dtype) if isinstance(aval, _jax.ShapedArray) else aval

@@ -7,7 +7,7 @@ arguments, then what any of the programs closes over, then the outputs, then the
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,13 @@ import numpy as np
 from cokernel import _jax, meshes, parameters
 from cokernel.closures import unify
 from cokernel.primitive import all_equations, mpmd_map_p, tracing_context
-from cokernel.signature import KernelSpec, Signature, function_name, is_ref
+from cokernel.signature import (
+    KernelSpec,
+    Signature,
+    check_outputs_leave_the_cores,
+    function_name,
+    is_ref,
+)
 
 # A message that names a line shall name the user's, and not one of these.
 _jax.exclude_from_sources(__file__)
@@ -182,6 +188,7 @@ def _callable_kernel(spec: KernelSpec) -> Callable[..., Any]:
         is_eager = _jax.trace_state_clean()
         if not is_eager or any(map(is_ref, _jax.tracing_registry.flatten(args)[0])):
             return _trace_and_bind(spec, args)
+        check_outputs_leave_the_cores(spec)
         if _jax.config.disable_jit.value:
             with _jax.config.disable_jit(False):
                 return run_jitted(*args)
@@ -258,7 +265,7 @@ def _trace_program(signature: Signature, mesh: Any, fn: Callable[..., Any], name
     info = info.replace_func_name(name)._replace(arg_names=signature.plain_names(info.arg_names))
     _check_call(signature, fn, info.func_src_info)
     in_tree = _jax.flatten_to_tree((signature.body_args, signature.body_kwargs))
-    with _advice_on_missing_target(), tracing_context(mesh, spec.meshes, spec.target):
+    with _advice(mesh, info.func_src_info), tracing_context(mesh, spec.meshes, spec.target):
         jaxpr, out_tree = _jax.trace_to_jaxpr(fn, in_tree, info)
     if jaxpr.consts:
         # What a function closes over can change between calls, so it is traced each time.
@@ -269,7 +276,7 @@ def _trace_program(signature: Signature, mesh: Any, fn: Callable[..., Any], name
             f"program {info.func_src_info} must return None and write its results to its output "
             f"Refs, but it returned {returned}"
         )
-    _check_axis_names(spec, mesh, jaxpr)
+    _check_axis_names(signature, mesh, jaxpr)
     return jaxpr
 
 
@@ -291,9 +298,17 @@ def _check_call(signature: Signature, fn: Callable[..., Any], source: str) -> No
 
 
 @contextlib.contextmanager
-def _advice_on_missing_target() -> Iterator[None]:
+def _advice(mesh: Any, source: str) -> Iterator[None]:
+    """Adds what JAX cannot know to errors that it raises while a program is traced."""
     try:
         yield
+    except NameError as error:
+        if "unbound axis name" in str(error):
+            raise NameError(
+                f"program {source} uses an axis that it does not have; it runs on {mesh}, whose "
+                f"axes are {_listed(mesh.shape)}: {str(error).partition('. ')[0]}"
+            ) from error
+        raise
     except ValueError as error:
         if "Unsupported TPU device kind" in str(error):
             error.add_note(
@@ -303,8 +318,26 @@ def _advice_on_missing_target() -> Iterator[None]:
         raise
 
 
-def _check_axis_names(spec: KernelSpec, mesh: Any, jaxpr: Any) -> None:
-    """Checks that a program asks for its position only on axes of its own mesh."""
+def _listed(axes: Iterable[Any]) -> str:
+    return ", ".join(map(repr, axes))
+
+
+def _check_axis_names(signature: Signature, mesh: Any, jaxpr: Any) -> None:
+    """Checks that a program asks for its position only on axes of its own mesh, and names no axis
+    that there is not.
+    """
+    spec = signature.spec
+    all_meshes = (*spec.meshes, *signature.external_meshes(jaxpr.consts))
+    known = {axis for other in all_meshes for axis in other.shape}
+    known |= set(_jax.get_axis_env().axis_sizes)
+    for eqn in all_equations(jaxpr):
+        for effect in eqn.effects:
+            if isinstance(effect, _jax.NamedAxisEffect) and effect.name not in known:
+                raise ValueError(
+                    f"program {jaxpr.debug_info.func_src_info} names the axis {effect.name!r} at "
+                    f"{_jax.summarize_source(eqn.source_info)}, but there are only the axes "
+                    f"{_listed(sorted(known, key=str))}"
+                )
     others = {axis for other in spec.meshes for axis in other.shape} - set(mesh.shape)
     if not others:
         return

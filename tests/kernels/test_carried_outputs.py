@@ -56,6 +56,13 @@ def test_what_each_core_left_behind_is_found_by_the_next_kernel(write, read):
         np.testing.assert_array_equal(both(x), x * np.arange(1, CORES + 1)[:, None])
 
 
+@pytest.mark.parametrize(("out_type", "what"), [(VOTES, "holds semaphores"), (NOTES, "vmem")])
+def test_what_stays_with_the_cores_is_not_handed_to_python(out_type, what):
+    kernel = cokernel.kernel(lambda out_ref: None, [out_type], mesh=MESH, name="write")
+    with pytest.raises(ValueError, match=rf"out_types\[0\] of kernel 'write' .*{what}.*jax.jit"):
+        kernel()
+
+
 def test_two_pairs_of_kernels_in_one_jit_do_not_mix_what_they_carry(write, read):
     @jax.jit
     def crossed(x, y):
