@@ -4,8 +4,10 @@ jitted XLA.
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -174,3 +176,14 @@ def test_an_arena_uses_memory_again():
         first, second = arena.allocate(64), arena.allocate(640)
         del first, second
     assert arena.size == 704
+
+
+def test_a_complex_value_is_refused_with_its_program_and_line():
+    def body(x_ref, out_ref):
+        out_ref[...] = x_ref[...] + 1
+
+    kernel = cokernel.kernel(body, jax.ShapeDtypeStruct((4,), jnp.complex64), mesh=MESH)
+    with pytest.raises(
+        NotImplementedError, match=r"program 'body' at .*test_program.py:\d+.* complex64"
+    ):
+        kernel(np.ones(4, np.complex64))

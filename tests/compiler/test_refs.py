@@ -286,3 +286,23 @@ def test_without_bounds_checks_a_good_index_gives_the_same():
 
     got = launch(body, np.asarray(x)[7], x, jnp.asarray([7], jnp.int32), bounds_checks=False)
     np.testing.assert_array_equal(got, np.asarray(x)[7])
+
+
+def test_memory_that_the_cores_of_another_mesh_share_is_refused():
+    lanes = cokernel.CoreMesh(lane=2)
+
+    def reaches(out_ref, buffer_ref):
+        out_ref[0] = buffer_ref[0]
+
+    def owns(out_ref, buffer_ref):
+        buffer_ref[0] = 1.0
+
+    kernel = cokernel.mpmd_map(
+        [(MESH, reaches), (lanes, owns)],
+        jax.ShapeDtypeStruct((1,), jnp.float32),
+        scratch_types=[cokernel.shared((4,), jnp.float32) @ lanes],
+    )
+    with pytest.raises(
+        ValueError, match=r"program 'reaches' at .*'buffer_ref' .* CoreMesh\(lane=2\) share"
+    ):
+        kernel()

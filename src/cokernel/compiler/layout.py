@@ -172,7 +172,7 @@ class MemoryLayout:
             raise NotImplementedError(
                 f"kernel {self.kernel_name!r}: scratch {name!r} of type {aval} is not a Ref"
             )
-        space, _ = space_of(aval)
+        space, mesh = space_of(aval)
         size = aval.size * dtypes.itemsize(aval.dtype)
         if dtypes.is_semaphore(aval.dtype):
             program = self._owner(aval)
@@ -180,7 +180,8 @@ class MemoryLayout:
             next_semaphore[program] += aval.size
             return self._ref(aval, name, Place.PRIVATE, offset, program)
         if space is _jax.TpuMemorySpace.VMEM_SHARED:
-            return self._ref(aval, name, Place.SHARED, self._keep(self.shared_arena, size), None)
+            ref = self._ref(aval, name, Place.SHARED, self._keep(self.shared_arena, size), None)
+            return dataclasses.replace(ref, mesh=mesh)
         if space in (_jax.TpuMemorySpace.HBM, _jax.PallasMemorySpace.ANY):
             return self._ref(aval, name, Place.DEVICE, self._keep(self.device_arena, size), None)
         program = self._owner(aval)

@@ -36,6 +36,7 @@ def lower_jaxpr(
             _keep_live_values(context, env, eqn, number, last_use)
             operands = [read_atom(context, env, atom) for atom in eqn.invars]
         context.is_silent = number in silent
+        _refuse_complex_values(context, eqn)
         results = apply_rule(context, eqn, operands)
         del operands
         for variable, result in zip(eqn.outvars, results, strict=True):
@@ -50,6 +51,17 @@ def lower_jaxpr(
                 env.pop(atom, None)
     context.line = enclosing
     return [read_atom(context, env, atom) for atom in jaxpr.outvars]
+
+
+def _refuse_complex_values(context: Context, eqn: Any) -> None:
+    for atom in (*eqn.invars, *eqn.outvars):
+        dtype = atom.aval.dtype if isinstance(atom.aval, _jax.ShapedArray) else None
+        if isinstance(dtype, np.dtype) and dtype.kind == "c":
+            raise NotImplementedError(
+                f"{context.describe()}: primitive {eqn.primitive.name!r} has a value of dtype "
+                f"{dtype}, and the CPU compiler does not support complex values; keep the real and "
+                "the imaginary part in two arrays"
+            )
 
 
 def _uses(jaxpr: Any) -> tuple[Counter, dict[Any, int]]:

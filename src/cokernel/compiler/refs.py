@@ -31,6 +31,7 @@ from cokernel.compiler.values import (
     row_major,
     store_element,
 )
+from cokernel.meshes import shared_memory_group
 
 
 class Place(enum.Enum):
@@ -61,8 +62,8 @@ class RefValue:
     offset: int
     # The program whose cores own the instances, for PRIVATE and INSTANCES.
     program: int | None = None
-    # The mesh whose cores own the instances; it may have no program in this kernel (INSTANCES
-    # only).
+    # The mesh whose cores own the instances, or for SHARED the mesh it is tied to, if any. It may
+    # have no program in this kernel (INSTANCES only).
     mesh: Any = None
     # What keeps a scoped allocation reserved.
     owner: object = None
@@ -86,6 +87,7 @@ class RefValue:
         """The address of the instance that this core uses."""
         function = context.function
         if self.place is Place.SHARED:
+            self._check_is_shared_with(context)
             return function.advance(function.core_field("Core.shared", pointer), self.offset)
         if self.place is Place.DEVICE:
             return function.advance(function.core_field("Core.device", pointer), self.offset)
@@ -106,6 +108,14 @@ class RefValue:
         return self.address_on(
             context, function.builder.sext(function.core_field("Core.index", i32), i64)
         )
+
+    def _check_is_shared_with(self, context: Context) -> None:
+        mesh = context.program.mesh
+        if self.mesh is not None and shared_memory_group(mesh) != shared_memory_group(self.mesh):
+            raise ValueError(
+                f"{context.describe()}: {self.name!r} is memory that the cores of {self.mesh} "
+                f"share, and this program runs on {mesh}: put it in HBM, which all cores reach"
+            )
 
     def address_on(self, context: Context, index: Index) -> ir.Value:
         """The address of the instance of core number `index`, row-major, of the owning mesh."""

@@ -243,7 +243,8 @@ def test_waiting_for_a_semaphore_of_another_mesh_is_refused():
     def idle(out_ref, theirs, mine):
         pass
 
-    with pytest.raises(ValueError, match="another mesh"):
+    message = r"semaphore_wait of 'theirs': .* another mesh, CoreMesh\(lane=4\), and only they can"
+    with pytest.raises(ValueError, match=message):
         two_meshes(waits, idle, None, (FOUR, lanes))
 
 

@@ -20,6 +20,9 @@ from cokernel.compiler.function import Index
 from cokernel.compiler.refs import Place, RefValue
 from cokernel.compiler.values import Value
 
+# What a core can do with semaphores of its own only.
+_OWN_SEMAPHORE = ("semaphore_wait", "semaphore_read", "dma_wait")
+
 
 @dataclasses.dataclass(frozen=True)
 class Target:
@@ -153,16 +156,19 @@ class _Resolver:
 
     def _own_position(self, axis: Any, given: Mapping[Any, Index]) -> Index:
         if axis not in self.context.program.mesh.shape:
-            which = "device_id" if given else "a device_id that"
+            belongs = f"it belongs to the cores of another mesh, {self.ref.mesh}"
+            if self.operation in _OWN_SEMAPHORE:
+                raise ValueError(
+                    f"{self._where()}: {belongs}, and only they can wait for it or read it"
+                )
             missing = [
                 name
                 for name in self.sizes
                 if name not in given and name not in self.context.program.mesh.shape
             ]
             raise ValueError(
-                f"{self._where()}: it belongs to the cores of another mesh, {self.ref.mesh}; "
-                f"{which} must name a position "
-                f"on its axis {missing[0]!r}, which this program's own mesh does not have"
+                f"{self._where()}: {belongs}: give a device_id that names a position on its axis "
+                f"{missing[0]!r}, which this program's own mesh does not have"
             )
         return self._coordinate(axis)
 
