@@ -353,13 +353,13 @@ _CTRL_C = """
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     except jax.errors.JaxRuntimeError as error:
-        print("failed", "nterrupt" in str(error), flush=True)
+        print("failed", "was stopped by Ctrl-C" in str(error), flush=True)
     try:
         # Where the error came first, Python's own KeyboardInterrupt follows.
         for _ in range(1000):
             pass
     except KeyboardInterrupt:
-        pass
+        print("interrupted", flush=True)
 
     def copy(x_ref, out_ref):
         out_ref[0] = x_ref[0] + 1
@@ -384,7 +384,7 @@ def test_ctrl_c_ends_a_kernel_without_end_and_the_next_one_runs():
         out, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    first, last = out.splitlines()
-    assert first in ("interrupted", "failed True")
+    *ends, last = out.splitlines()
+    assert ends in (["interrupted"], ["failed True", "interrupted"])
     assert last == "next 1"
     assert process.returncode == 0

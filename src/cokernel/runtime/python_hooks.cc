@@ -139,8 +139,20 @@ PythonHooks::PythonHooks(nb::object report, nb::object keep_alive,
 std::string PythonHooks::report(const Executable& executable, const Failure& failure) {
   if (report_.is_none()) return std::string();
   nb::gil_scoped_acquire gil;
-  try {
+  const auto make_report = [&] {
     return nb::cast<std::string>(report_.get()(describe_failure(executable, failure)));
+  };
+  try {
+    try {
+      return make_report();
+    } catch (nb::python_error& error) {
+      // The report may be the first Python code that the main thread runs after Ctrl-C, which then
+      // raises KeyboardInterrupt in it.
+      if (!error.matches(PyExc_KeyboardInterrupt)) throw;
+    }
+    const std::string text = make_report();
+    PyErr_SetInterrupt();
+    return text;
   } catch (nb::python_error& error) {
     return std::string(name_of(failure.kind)) + " in kernel '" + executable.spec.name +
            "'. The report of it failed as well:\n" + format_exception(error);
@@ -180,6 +192,8 @@ bool PythonHooks::call(const Core& core, int32_t callback, void** operands, void
   } catch (nb::python_error& error) {
     failure.exception_type = type_name(error);
     failure.text = format_exception(error);
+    // The error of the launch tells of the interrupt, but does not end the program; this does.
+    if (error.matches(PyExc_KeyboardInterrupt)) PyErr_SetInterrupt();
   } catch (const std::exception& error) {
     failure.exception_type = "RuntimeError";
     failure.text = error.what();
