@@ -70,6 +70,7 @@ from jax._src.pallas.core import MemorySpace as PallasMemorySpace
 from jax._src.pallas.core import Mesh
 from jax._src.pallas.core import _convert_out_shape_to_aval as convert_out_type_to_aval
 from jax._src.pallas.core import get_memory_space_aval
+from jax._src.pallas.core import tracing_grid_env
 from jax._src.pallas.mosaic.core import AccMemorySpace
 from jax._src.pallas.mosaic.core import CompilerParams as TpuCompilerParams
 from jax._src.pallas.mosaic.core import MemorySpace as TpuMemorySpace
@@ -95,6 +96,9 @@ from jax._src.frozen_dict import FrozenDict
 # Lowering
 from jax._src.interpreters import mlir
 from jax._src.interpreters.mlir import register_lowering
+from jax._src.interpreters.mlir import _lowerings as common_lowerings
+from jax._src.interpreters.mlir import _platform_specific_lowerings as platform_lowerings
+from jax._src.pallas.mpmd import mpmd_map_p as stock_mpmd_map_p
 
 # Transformations
 from jax._src.interpreters import ad

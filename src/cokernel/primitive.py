@@ -35,6 +35,8 @@ def tracing_context(mesh: Any, all_meshes: Sequence[Any], target: str | None) ->
         meshes.target_or_nothing(target),
         mesh.tracing_context(),
         _jax.extend_axis_env_nd(axes.items()),
+        # The axes of the mesh in order are what `program_id` and `num_programs` count.
+        _jax.tracing_grid_env(tuple(mesh.shape.values()), ()),
         _jax.config._check_vma(False),
         # Control flow in a program is part of the program, also for those who debug around it.
         _jax.config.disable_jit(False),
@@ -182,7 +184,8 @@ def _check_type(ctx_factory: Any, *in_atoms: Any, **params: Any) -> tuple[Any, A
 _jax.custom_typechecks[mpmd_map_p] = _check_type
 
 
-def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+    """Lowers a kernel for the platform of `ctx`, with its name, metadata and cost beside it."""
     # Imported here, so that `import cokernel` does not load the compiler.
     from cokernel import lowering
 
@@ -214,4 +217,4 @@ def _annotate_calls(operations: Sequence[Any], params: Mapping[str, Any]) -> Non
         attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(known)
 
 
-_jax.register_lowering(mpmd_map_p, _lower)
+_jax.register_lowering(mpmd_map_p, lower)
