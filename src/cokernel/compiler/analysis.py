@@ -32,9 +32,7 @@ def may_suspend(jaxpr: Any) -> bool:
     """Whether running the jaxpr can suspend the core."""
     silent = finished_copies(jaxpr)
     return any(
-        equation_may_suspend(eqn)
-        for number, eqn in enumerate(jaxpr.eqns)
-        if number not in silent
+        equation_may_suspend(eqn) for number, eqn in enumerate(jaxpr.eqns) if number not in silent
     )
 
 
@@ -62,8 +60,7 @@ def _same_operands(one: Any, other: Any) -> bool:
     if one.params["tree"] != other.params["tree"]:
         return False
     return all(
-        a is b
-        or (isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal) and a.val == b.val)
+        a is b or (isinstance(a, _jax.Literal) and isinstance(b, _jax.Literal) and a.val == b.val)
         for a, b in zip(one.invars, other.invars, strict=True)
     )
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental import pallas as pl
 
 import cokernel
 from tests.compiler.harness import MESH, expect_close, expect_same, run
@@ -167,3 +168,14 @@ def test_softmax_in_a_kernel():
 def test_results_of_a_kernel_without_inputs():
     [result] = run(lambda: jnp.arange(5) * 2)
     np.testing.assert_array_equal(result, [0, 2, 4, 6, 8])
+
+
+def test_program_id_counts_along_the_axes_of_the_mesh():
+    def body(out_ref):
+        first, second = pl.program_id(0), pl.program_id(1)
+        out_ref[first, second] = 100 * first + 10 * second + pl.num_programs(1)
+
+    kernel = cokernel.kernel(
+        body, jax.ShapeDtypeStruct((2, 3), jnp.int32), mesh=cokernel.CoreMesh(row=2, column=3)
+    )
+    np.testing.assert_array_equal(kernel(), [[3, 13, 23], [103, 113, 123]])
