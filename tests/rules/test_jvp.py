@@ -1,6 +1,7 @@
 """Forward mode: tangents of kernels equal those of the same mathematics."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -312,22 +313,85 @@ class TestReverseMode:
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+class TestTensorCoreOperations:
+    def test_rolling(self):
+        def body(x_ref, o_ref):
+            o_ref[...] = pltpu.roll(x_ref[...] * x_ref[...], 1, 0)
+
+        kernel = cokernel.kernel(body, VECTOR4, mesh=ONE_CORE)
+        assert_same_derivatives(kernel, lambda x: jnp.roll(x * x, 1), numbers(4))
+
+    def test_reciprocals(self):
+        def body(x_ref, o_ref):
+            o_ref[...] = pltpu.reciprocal(x_ref[...] * x_ref[...] + 1.0)
+
+        kernel = cokernel.kernel(body, VECTOR4, mesh=ONE_CORE)
+        assert_same_derivatives(kernel, lambda x: 1.0 / (x * x + 1.0), numbers(4))
+
+
 class TestErrors:
+    @staticmethod
+    def refused_at(body, out_type=VECTOR4):
+        """Differentiates a kernel and returns the line of its body that the refusal names."""
+        kernel = cokernel.kernel(body, out_type, mesh=ONE_CORE)
+        x = jnp.ones(out_type.shape)
+        with pytest.raises(NotImplementedError) as caught:
+            jax.jvp(kernel, (x,), (x,))
+        message = str(caught.value)
+        assert message.startswith("program body at ")
+        assert "cannot be differentiated: " in message
+        [line] = re.findall(r"\(at .*test_jvp.py:(\d+)", message)
+        return int(line) - body.__code__.co_firstlineno, message
+
     def test_what_has_no_derivative_is_named_with_its_line(self):
         def body(x_ref, o_ref):
             o_ref[...] = lax.reduce_precision(x_ref[...], 8, 7)
-            keys, _ = plsc.sort_key_val(x_ref[...], x_ref[...])
-            o_ref[...] = keys
+            bits = pltpu.bitcast(x_ref[...], jnp.int32, dim=-1)
+            o_ref[...] = bits.astype(F32)
 
-        with cokernel.target("v5p"):
-            out_type = jax.ShapeDtypeStruct((8,), F32)
-            kernel = cokernel.kernel(body, out_type, mesh=plsc.ScalarSubcoreMesh(axis_name="c"))
-            with pytest.raises(
-                NotImplementedError,
-                match=r"program body at .* cannot be differentiated: .*masked_sort.*"
-                r"\(at .*test_jvp.py:\d+\)",
-            ):
-                jax.jvp(kernel, (jnp.ones(8),), (jnp.ones(8),))
+        line, message = self.refused_at(body)
+        assert line == 2
+        assert "bitcast" in message
+
+    def test_callbacks_are_refused_with_their_line(self):
+        def body(x_ref, o_ref):
+            o_ref[...] = jax.pure_callback(lambda x: x, VECTOR4, x_ref[...])
+
+        line, message = self.refused_at(body)
+        assert line == 1
+        assert "callbacks do not support JVP" in message
+
+    def test_functions_with_a_derivative_for_reverse_mode_only_are_refused_with_their_line(self):
+        @jax.custom_vjp
+        def square(x):
+            return x * x
+
+        square.defvjp(lambda x: (x * x, x), lambda x, g: (2.0 * x * g,))
+
+        def body(x_ref, o_ref):
+            @pl.when(lax.axis_index("core") == 0)
+            def _():
+                o_ref[...] = square(x_ref[...])
+
+        line, message = self.refused_at(body)
+        assert line == 3
+        assert "jax.custom_vjp, which serves reverse mode only" in message
+
+    def test_floats_read_as_integers_are_refused(self):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref.bitcast(jnp.int32)[...].astype(F32)
+
+        line, message = self.refused_at(body, jax.ShapeDtypeStruct((8, 128), F32))
+        assert line == 1
+        assert "seen as another type" in message
+
+    def test_floats_written_as_integers_are_refused(self):
+        def body(x_ref, o_ref):
+            o_ref.bitcast(jnp.int32)[...] = x_ref[...].astype(jnp.int32)
+
+        line, message = self.refused_at(body, jax.ShapeDtypeStruct((8, 128), F32))
+        assert line == 1
+        assert "seen as another type" in message
 
     def test_floats_copied_as_integers_are_refused(self):
         def body(x_ref, o_ref, buffer):

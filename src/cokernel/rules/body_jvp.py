@@ -24,6 +24,25 @@ def is_differentiable(aval: Any) -> bool:
     return isinstance(inner, _jax.ShapedArray) and jnp.issubdtype(inner.dtype, np.inexact)
 
 
+def is_bitwise_access(eqn: Any) -> bool:
+    """Returns whether an equation reads or writes a float Ref through a view of another type.
+
+    JAX would take the bits of the tangents for the tangents of the bits.
+    """
+    tree = eqn.params.get("tree")
+    if tree is None or not eqn.invars:
+        return False
+    aval = eqn.invars[0].aval
+    if not isinstance(aval, _jax.AbstractRef) or not is_differentiable(aval):
+        return False
+    # Only what kinds of views there are matters, not their indices.
+    views = jax.tree.unflatten(tree, [None] * tree.num_leaves)
+    return any(
+        isinstance(view, _jax.BitcastTransform)
+        for view in jax.tree.leaves(views, is_leaf=lambda x: isinstance(x, _jax.BitcastTransform))
+    )
+
+
 def _is_zero(tangent: Any) -> bool:
     return isinstance(tangent, _Zero)
 
@@ -208,6 +227,69 @@ def _scatter_jvp(
     return [], []
 
 
+def _cumulative_extreme_jvp(primitive: Any) -> Callable[..., Any]:
+    """Makes the rule of a prefix maximum or minimum: its tangent is that of the element it is.
+
+    Among equal elements it is the last one.
+    """
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        x, mask = primals
+        out = primitive.bind(x, mask)
+        if _is_zero(tangents[0]):
+            return out, _zero_of(out)
+        # Where nothing has been chosen yet, the prefix maximum of lanes is the lane itself, as the
+        # result is the element itself.
+        is_chosen = mask & ((x == out) | ((x != x) & (out != out)))
+        lanes = jax.lax.iota(np.int32, x.size)
+        return out, _taken(tangents[0], _jax.sc_primitives.masked_cummax_p.bind(lanes, is_chosen))
+
+    return rule
+
+
+def _sort_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, descending: bool
+) -> tuple[list[Any], list[Any]]:
+    """Moves the tangents to where the keys and values go."""
+    sort = _jax.sc_primitives.masked_sort_p
+    keys, values, *mask = primals
+    outs = sort.bind(keys, values, *mask, descending=descending)
+    lanes = jax.lax.iota(np.int32, keys.size)
+    _, origin, *_ = sort.bind(keys, lanes, *mask, descending=descending)
+    moved = [
+        _zero_of(out) if _is_zero(tangent) else _taken(tangent, origin)
+        for out, tangent in zip(outs, tangents, strict=True)
+    ]
+    return outs, moved
+
+
+def _taken(vector: Any, lanes: Any) -> Any:
+    return vector.at[lanes].get(mode="promise_in_bounds")
+
+
+def _conversion_jvp(primitive: Any) -> Callable[..., Any]:
+    """Makes the rule of packing and unpacking, which are linear between float types."""
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+        outs = primitive.bind(*primals, **params)
+        if all(map(_is_zero, tangents)):
+            return outs, jax.tree.map(_zero_of, outs)
+        [dtype] = {out.dtype for out in jax.tree.leaves(outs)}
+        if not jnp.issubdtype(dtype, np.inexact):
+            raise NotImplementedError(f"{primitive} to {dtype} has no derivative")
+        return outs, primitive.bind(*map(_jax.ad.instantiate_zeros, tangents), **params)
+
+    return rule
+
+
+def _reciprocal_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[Any, Any]:
+    out = _jax.pallas_primitives.reciprocal_p.bind(*primals, **params)
+    [tangent] = tangents
+    return out, _zero_of(out) if _is_zero(tangent) else -tangent * out * out
+
+
 def _without_tangents(primitive: Any) -> Callable[..., Any]:
     """Makes the rule of an operation on semaphores and integers, which have no tangents."""
 
@@ -225,7 +307,9 @@ def _register() -> None:
     rules: dict[Any, Callable[..., Any]] = {
         pallas.run_scoped_p: _run_scoped_jvp,
         pallas.multiple_of_p: _linear_in_first(pallas.multiple_of_p),
+        pallas.reciprocal_p: _reciprocal_jvp,
         _jax.broadcast_to_p: _linear_in_first(_jax.broadcast_to_p),
+        tpu.roll_p: _linear_in_first(tpu.roll_p),
         tpu.dma_start_p: _dma_jvp(tpu.dma_start_p, "a DMA", True),
         tpu.dma_wait_p: _dma_jvp(tpu.dma_wait_p, "waiting for a DMA", False),
         sparse.parallel_loop_p: _parallel_loop_jvp,
@@ -234,6 +318,11 @@ def _register() -> None:
         sparse.load_p: _linear_in_first(sparse.load_p),
         sparse.swap_p: _linear_in_first(sparse.swap_p, also_second=True),
         sparse.masked_cumsum_p: _linear_in_first(sparse.masked_cumsum_p),
+        sparse.masked_cummax_p: _cumulative_extreme_jvp(sparse.masked_cummax_p),
+        sparse.masked_cummin_p: _cumulative_extreme_jvp(sparse.masked_cummin_p),
+        sparse.masked_sort_p: _sort_jvp,
+        sparse.pack_p: _conversion_jvp(sparse.pack_p),
+        sparse.unpack_p: _conversion_jvp(sparse.unpack_p),
     }
     for primitive in (
         pallas.semaphore_signal_p,

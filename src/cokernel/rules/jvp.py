@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from cokernel import _jax
-from cokernel.primitive import mpmd_map_p, tracing_context
-from cokernel.rules.body_jvp import is_differentiable, jvp_of_jaxpr, select
+from cokernel.primitive import all_equations, mpmd_map_p, tracing_context
+from cokernel.rules.body_jvp import is_bitwise_access, is_differentiable, jvp_of_jaxpr, select
 from cokernel.rules.discharge import written_inputs
 
 _Zero = _jax.ad.Zero
@@ -135,14 +135,25 @@ def _jvp_program(
     num_inputs, num_outputs = len(nonzero_in), len(nonzero_out)
     scratch = jaxpr.invars[num_inputs + num_outputs :]
     nonzero = [*nonzero_in, *nonzero_out, *(is_differentiable(var.aval) for var in scratch)]
+    program = f"program {jaxpr.debug_info.func_src_info} cannot be differentiated: "
+    for eqn in all_equations(jaxpr):
+        if is_bitwise_access(eqn):
+            raise NotImplementedError(
+                f"{program}{eqn.primitive} of a float Ref seen as another type has no derivative "
+                f"(at {_jax.summarize_source(eqn.source_info)})"
+            )
     with tracing_context(mesh, all_meshes, target):
         try:
             new, _ = jvp_of_jaxpr(jaxpr, nonzero, [])
-        except NotImplementedError as error:
+        except Exception as error:
+            # The rules of JAX's primitives refuse with errors of any type.
+            raise NotImplementedError(f"{program}{error}{_line_of(error)}") from error
+    for eqn in all_equations(new):
+        if eqn.primitive is _jax.ad.custom_lin_p:
             raise NotImplementedError(
-                f"program {jaxpr.debug_info.func_src_info} cannot be differentiated: {error}"
-                f"{_line_of(error)}"
-            ) from error
+                f"{program}it calls a function with jax.custom_vjp, which serves reverse mode "
+                f"only; jax.custom_jvp serves both (at {_jax.summarize_source(eqn.source_info)})"
+            )
     # The inputs come in three groups, and each has its tangents at its end.
     num_primals = len(nonzero)
     ends = [num_inputs, num_inputs + num_outputs, num_primals]
