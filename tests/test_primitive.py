@@ -128,12 +128,33 @@ class TestEffects:
 
 
 class TestSharding:
+    refusal = r"argument 0 \('x_ref'\) is sharded .*Explicit.*jax\.shard_map"
+
     def test_a_sharded_argument_is_refused_with_the_axis_types(self):
         mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
         spec = jax.sharding.PartitionSpec("x")
         x = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(mesh, spec))
-        with pytest.raises(ValueError, match=r"argument 0 is sharded .*Explicit.*jax\.shard_map"):
+        with pytest.raises(ValueError, match=self.refusal):
             copy(x)
+
+    def test_an_argument_sharded_where_the_body_cuts_it_is_refused_the_same_way(self):
+        def body(x_ref, o_ref):
+            o_ref[pl.ds(0, 2)] = x_ref[pl.ds(lax.axis_index("core"), 2)]
+
+        mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+        spec = jax.sharding.PartitionSpec("x")
+        x = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(mesh, spec))
+        kernel = cokernel.kernel(body, VECTOR4, mesh=CORES)
+        for transform in (lambda f: f, jax.jit):
+            with pytest.raises(ValueError, match=self.refusal):
+                transform(kernel)(x)
+
+    def test_a_sharded_batch_is_refused_the_same_way(self):
+        mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+        spec = jax.sharding.PartitionSpec("x")
+        x = jax.device_put(jnp.ones((4, 4)), jax.sharding.NamedSharding(mesh, spec))
+        with pytest.raises(ValueError, match=self.refusal):
+            jax.vmap(copy)(x)
 
     def test_a_ref_that_varies_over_manual_axes_is_refused_by_name(self):
         mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -143,7 +164,7 @@ class TestSharding:
         def sharded(x):
             return copy(jax.new_ref(x))
 
-        with pytest.raises(ValueError, match=r"argument 0 of type .* varies over x"):
+        with pytest.raises(ValueError, match=r"argument 0 \('x_ref'\) of type .* varies over x"):
             jax.eval_shape(sharded, jnp.ones(16))
 
 
@@ -158,6 +179,15 @@ class TestLowering:
         lowered = jax.jit(copy).trace(jnp.ones(4))
         with pytest.raises(NotImplementedError, match=f"'copy_body' cannot run on {platform}"):
             lowered.lower(lowering_platforms=(platform,))
+
+    def test_symbolic_shapes_are_refused_by_name(self):
+        def body(x_ref, o_ref):
+            o_ref[...] = jnp.sum(x_ref[...]) + jnp.zeros(4)
+
+        kernel = cokernel.kernel(body, VECTOR4, mesh=CORES)
+        (size,) = jax.export.symbolic_shape("n")
+        with pytest.raises(NotImplementedError, match=r"'x_ref' has the symbolic shape float32\[n"):
+            jax.export.export(jax.jit(kernel))(jax.ShapeDtypeStruct((size,), F32))
 
     def test_name_metadata_and_cost_reach_the_compiled_module(self):
         kernel = cokernel.kernel(

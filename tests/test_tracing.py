@@ -73,6 +73,20 @@ class TestForms:
         with pytest.raises(TypeError, match="compiler_params must be"):
             cokernel.mpmd_map([(CORES, copy_body)], compiler_params={"num_workers": 1})
 
+    @pytest.mark.parametrize(
+        ("params", "message"),
+        [
+            ({"name": 3}, "name must be of type str, got 3"),
+            ({"metadata": {"team": 3}}, r"metadata\['team'\] must be of type str, got 3"),
+            ({"cost_estimate": 3}, "cost_estimate must be of type CostEstimate, got 3"),
+            ({"input_output_aliases": [(0, 0)]}, "input_output_aliases must be of type Mapping"),
+            ({"input_output_aliases": {"x": 0}}, "each key of input_output_aliases must be"),
+        ],
+    )
+    def test_parameters_of_a_wrong_type_are_refused_by_name(self, params, message):
+        with pytest.raises(TypeError, match=message):
+            cokernel.kernel(copy_body, VECTOR4, mesh=CORES, **params)
+
 
 class TestArguments:
     def test_programs_receive_inputs_then_outputs_then_scratch(self):
@@ -281,6 +295,16 @@ class TestRefs:
             o_ref[0] = x_ref[0] + look_up(0)
 
         with pytest.raises(ValueError, match=r"tables\['first'\]\[0\] of type float32\[4\]"):
+            cokernel.kernel(body, VECTOR4, mesh=CORES)(jnp.ones(4))
+
+    def test_numpy_arrays_are_named_too(self):
+        first, second = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] * first + second
+
+        message = r"first of type float32\[4\], second of type float32\[4\]"
+        with pytest.raises(ValueError, match=message):
             cokernel.kernel(body, VECTOR4, mesh=CORES)(jnp.ones(4))
 
     def test_the_same_ref_twice_is_refused(self):

@@ -26,6 +26,7 @@ from jax._src.core import custom_typechecks
 from jax._src.core import extend_axis_env_nd
 from jax._src.core import get_axis_env
 from jax._src.core import get_referent
+from jax._src.core import is_constant_shape
 from jax._src.core import jaxprs_in_params
 from jax._src.core import pp_eqn_rules
 from jax._src.core import resolve_input_effects

@@ -2,10 +2,11 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from cokernel import _jax
 from cokernel.signature import Signature, is_ref
@@ -20,7 +21,7 @@ def unify(signature: Signature, traced: Sequence[Any]) -> tuple[list[Any], list[
     fns = [fn for _, fn in signature.spec.programs]
     for jaxpr, fn in zip(traced, fns, strict=True):
         if jaxpr.consts:
-            _check_consts(jaxpr, _closed_over_names(fn))
+            _check_consts(jaxpr, fn)
     consts: dict[int, Any] = {}
     for jaxpr in traced:
         for const in jaxpr.consts:
@@ -71,11 +72,31 @@ def _with_const_inputs(
 
 
 def _closed_over_names(fn: Callable[..., Any]) -> dict[int, str]:
-    """Returns the names of the variables that a function closes over, by the value's identity.
+    """Returns the names of the variables that a function closes over, by the value's identity."""
+    names: dict[int, str] = {}
+    for name, leaf in _closed_over_values(fn):
+        names.setdefault(id(_jax.get_referent(leaf)), name)
+    return names
+
+
+def _name_of_copy(const: Any, fn: Callable[..., Any]) -> str:
+    """Returns the name of the NumPy array that JAX has copied to make `const`."""
+    for name, leaf in _closed_over_values(fn):
+        if (
+            isinstance(leaf, np.ndarray)
+            and not isinstance(const, _jax.Tracer)
+            and leaf.shape == const.shape
+            and np.array_equal(leaf, np.asarray(const))
+        ):
+            return name
+    return "an unnamed array"
+
+
+def _closed_over_values(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yields what a function closes over, each with the name of its variable.
 
     Functions that it closes over are looked through, and so are trees of values.
     """
-    names: dict[int, str] = {}
     seen: set[int] = set()
     functions = [fn]
     while functions:
@@ -90,12 +111,11 @@ def _closed_over_names(fn: Callable[..., Any]) -> dict[int, str]:
         functions += [value for value in variables.nonlocals.values() if callable(value)]
         for name, value in {**variables.globals, **variables.nonlocals}.items():
             for path, leaf in jax.tree.leaves_with_path(value):
-                key = id(_jax.get_referent(leaf))
-                names.setdefault(key, f"{name}{jax.tree_util.keystr(path)}")
-    return names
+                yield f"{name}{jax.tree_util.keystr(path)}", leaf
 
 
-def _check_consts(jaxpr: Any, names: Mapping[int, str]) -> None:
+def _check_consts(jaxpr: Any, fn: Callable[..., Any]) -> None:
+    names = _closed_over_names(fn)
     refused = []
     for const in jaxpr.consts:
         aval = jax.typeof(const)
@@ -103,7 +123,7 @@ def _check_consts(jaxpr: Any, names: Mapping[int, str]) -> None:
             isinstance(aval, _jax.ShapedArray) and not aval.shape
         ):
             continue
-        name = names.get(id(_jax.get_referent(const)), "an unnamed array")
+        name = names.get(id(_jax.get_referent(const))) or _name_of_copy(const, fn)
         refused.append(f"{name} of type {aval.str_short()}")
     if refused:
         raise ValueError(

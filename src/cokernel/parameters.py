@@ -1,6 +1,7 @@
 """What a user may ask of the compiler and the runtime, in one frozen object."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from cokernel import _jax
@@ -72,6 +73,29 @@ def check(compiler_params: Any) -> None:
             "compiler_params must be a cokernel.CompilerParams, a pltpu.CompilerParams or None, "
             f"got {compiler_params!r} of type {type(compiler_params).__name__}"
         )
+
+
+def check_descriptions(name: Any, metadata: Any, cost_estimate: Any) -> None:
+    """Raises TypeError unless these describe a kernel as `mpmd_map` says."""
+    if name is not None:
+        _check_type("name", name, str)
+    if metadata is not None:
+        _check_type("metadata", metadata, Mapping)
+        for key, value in metadata.items():
+            _check_type("each key of metadata", key, str)
+            _check_type(f"metadata[{key!r}]", value, str)
+    if cost_estimate is not None:
+        _check_type("cost_estimate", cost_estimate, _jax.CostEstimate)
+
+
+def check_aliases(input_output_aliases: Any) -> None:
+    """Raises TypeError unless these are indices of outputs by indices of inputs, or None."""
+    if input_output_aliases is None:
+        return
+    _check_type("input_output_aliases", input_output_aliases, Mapping)
+    for in_index, out_index in input_output_aliases.items():
+        _check_type("each key of input_output_aliases", in_index, int)
+        _check_type(f"input_output_aliases[{in_index}]", out_index, int)
 
 
 def resolve(compiler_params: Any) -> CompilerParams:

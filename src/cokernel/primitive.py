@@ -62,7 +62,7 @@ def abstract_eval(
     **params: Any,
 ) -> tuple[tuple[Any, ...], set[Any]]:
     """Returns the types of the outputs and the effects that a launch has on its surroundings."""
-    _check_shardings(in_avals, out_avals)
+    check_shardings(in_avals, out_avals, jaxprs[0].debug_info.arg_names)
     input_of_output = {out_index: in_index for in_index, out_index in input_output_aliases}
     results = [
         in_avals[input_of_output[index]] if index in input_of_output else aval
@@ -149,22 +149,34 @@ def used_semaphores(in_avals: Sequence[Any], jaxprs: Sequence[Any]) -> set[int]:
     return used
 
 
-def _check_shardings(in_avals: Sequence[Any], out_avals: Sequence[Any]) -> None:
-    for what, avals in (("argument", in_avals), ("output", out_avals)):
-        for index, aval in enumerate(avals):
-            if not isinstance(aval, _jax.ShapedArray):
-                continue
-            spec = aval.sharding.spec
-            if any(axis is not None for axis in spec):
-                raise ValueError(
-                    f"mpmd_map runs on one device at a time, but {what} {index} is sharded as "
-                    f"{spec} over a mesh whose axis types are {aval.sharding.mesh.axis_types}: "
-                    "call the kernel inside jax.shard_map, where all of them are Manual"
-                )
+def check_shardings(
+    in_avals: Sequence[Any], out_avals: Sequence[Any], arg_names: Sequence[str]
+) -> None:
+    """Checks that inputs and outputs are on one device.
+
+    Args:
+      in_avals: the types of the inputs.
+      out_avals: the types of the outputs.
+      arg_names: the names of a program's parameters, of which the inputs are the first.
+    """
+    names = [f" ({name!r})" if name else "" for name in arg_names[: len(in_avals)]]
+    names += [""] * (len(in_avals) - len(names))
+    arguments = [f"argument {index}{name}" for index, name in enumerate(names)]
+    outputs = [f"output {index}" for index in range(len(out_avals))]
+    for what, aval in zip((*arguments, *outputs), (*in_avals, *out_avals), strict=True):
+        if not isinstance(aval, _jax.ShapedArray):
+            continue
+        spec = aval.sharding.spec
+        if any(axis is not None for axis in spec):
+            raise ValueError(
+                f"mpmd_map runs on one device at a time, but {what} is sharded as {spec} over a "
+                f"mesh whose axis types are {aval.sharding.mesh.axis_types}: call the kernel "
+                "inside jax.shard_map, where all of them are Manual"
+            )
     varying = [
-        f"argument {index} of type {aval.str_short()} varies over "
+        f"{what} of type {aval.str_short()} varies over "
         f"{', '.join(map(str, sorted(aval.manual_axis_type.varying, key=str)))}"
-        for index, aval in enumerate(in_avals)
+        for what, aval in zip(arguments, in_avals, strict=True)
         if isinstance(aval, _jax.AbstractRef)
         and isinstance(aval.inner_aval, _jax.ShapedArray)
         and not aval.manual_axis_type.empty
@@ -189,6 +201,7 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     # Imported here, so that `import cokernel` does not load the compiler.
     from cokernel import lowering
 
+    _check_shapes(ctx.avals_in, params)
     platforms = ctx.platforms or ctx.module_context.platforms
     block = _jax.mlir.ir.InsertionPoint.current.block
     num_operations = len(block.operations)
@@ -196,6 +209,17 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         results = lowering.lower(platforms, ctx, *operands, **params)
     _annotate_calls(list(block.operations)[num_operations:], params)
     return results
+
+
+def _check_shapes(in_avals: Sequence[Any], params: Mapping[str, Any]) -> None:
+    names = params["jaxprs"][0].debug_info.arg_names
+    for name, aval in zip(names, in_avals, strict=False):
+        if isinstance(aval, _jax.ShapedArray) and not _jax.is_constant_shape(aval.shape):
+            raise NotImplementedError(
+                f"kernel {params['name']!r} is compiled for the shapes it is given, but its "
+                f"argument {name!r} has the symbolic shape {aval.str_short()}: export it once for "
+                "each shape"
+            )
 
 
 def _annotate_calls(operations: Sequence[Any], params: Mapping[str, Any]) -> None:

@@ -99,6 +99,12 @@ class Signature:
         else:
             self.body_args.extend(_positional(scratch))
 
+    def argument_names(self) -> tuple[str, ...]:
+        """Returns the names that the first program has for what it receives."""
+        _, fn = self.spec.programs[0]
+        info = _jax.debug_info("mpmd_map", fn, self.body_args, self.body_kwargs)
+        return self.plain_names(info.arg_names or ())
+
     def plain_names(self, names: Sequence[str]) -> tuple[str, ...]:
         """Returns the names of a program's parameters without the parts of a `ref.at[...]`.
 

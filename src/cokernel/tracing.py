@@ -16,7 +16,7 @@ import numpy as np
 
 from cokernel import _jax, meshes, parameters
 from cokernel.closures import unify
-from cokernel.primitive import all_equations, mpmd_map_p, tracing_context
+from cokernel.primitive import all_equations, check_shardings, mpmd_map_p, tracing_context
 from cokernel.signature import (
     KernelSpec,
     Signature,
@@ -62,7 +62,8 @@ def mpmd_map(
         `pltpu.CompilerParams`.
       interpret: accepted for compatibility; on a CPU the kernel runs natively either way.
       debug: whether each program's jaxpr is printed when it is traced.
-      cost_estimate: a `pl.CostEstimate` for XLA's cost analysis.
+      cost_estimate: a `pl.CostEstimate`, attached to the call in the lowered and in the compiled
+        module. XLA's own cost analysis on a CPU counts every custom call as unknown (-1).
       name: the kernel's name in messages, profiles and lowered code. Defaults to the functions'.
       metadata: strings that are attached to the kernel in the lowered module.
       input_output_aliases: which output (by its index among all outputs) overwrites which input
@@ -79,6 +80,8 @@ def mpmd_map(
     programs = _checked_programs(meshes_and_fns)
     meshes.check_compatible([mesh for mesh, _ in programs])
     parameters.check(compiler_params)
+    parameters.check_descriptions(name, metadata, cost_estimate)
+    parameters.check_aliases(input_output_aliases)
     spec = KernelSpec(
         programs=programs,
         out_types=out_types,
@@ -205,6 +208,7 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
     signature = Signature(spec, flat_args, in_tree)
     signature.check_aliases()
     _check_outer_axes(spec)
+    check_shardings(signature.in_avals, signature.out_avals, signature.argument_names())
 
     traced = []
     program_names = _distinct_names(spec)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cokernel import _jax
-from cokernel.primitive import mpmd_map_p
+from cokernel.primitive import check_shardings, mpmd_map_p
 from cokernel.rules.discharge import written_inputs
 
 
@@ -32,6 +32,9 @@ def batch(
     if all(dim is None for dim in dims):
         outs = mpmd_map_p.bind(*args, **params)
         return outs, [None] * len(outs)
+    # Also the dimension that is batched must not be sharded.
+    arg_names = params["jaxprs"][0].debug_info.arg_names
+    check_shardings([jax.typeof(arg) for arg in args], (), arg_names)
     _check_types(args, dims, params)
     original = params.get("derivative_of")
     if original is not None and _only_tangents_are_batched(args, dims, original):
