@@ -1,6 +1,8 @@
 """Random small kernels under random stacks of transformations equal the same mathematics."""
 
+import contextlib
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
 
@@ -26,6 +29,8 @@ class Polynomial:
       second_program: whether the last term is added by another program, which waits for the first.
       in_place: whether the result comes out of a Ref that the kernel updates.
       closed_over: whether `b` is a scalar that the program closes over.
+      on_tpu_meshes: whether the programs are one of vector subcores and one of a TensorCore, whose
+        data moves by DMA only.
     """
 
     cores: int
@@ -36,6 +41,7 @@ class Polynomial:
     second_program: bool
     in_place: bool
     closed_over: bool
+    on_tpu_meshes: bool
 
     @property
     def shape(self):
@@ -44,33 +50,55 @@ class Polynomial:
     def mathematics(self, x, y):
         return self.a * x * y + self.b * x
 
+    def meshes(self):
+        """Returns the meshes of both programs and the axes that tell their cores apart."""
+        if not self.on_tpu_meshes:
+            return cokernel.CoreMesh(core=self.cores), "core", cokernel.CoreMesh(lane=1), "lane"
+        subcores = plsc.VectorSubcoreMesh(
+            core_axis_name="sparse", subcore_axis_name="core", num_cores=1, num_subcores=self.cores
+        )
+        return subcores, "core", pltpu.TensorCoreMesh(axis_name="tensor", num_cores=1), "tensor"
+
     def kernel(self, x, y):
-        cores = cokernel.CoreMesh(core=self.cores)
-        lane = cokernel.CoreMesh(lane=1)
+        with cokernel.target("v6e") if self.on_tpu_meshes else contextlib.nullcontext():
+            return self.run(x, y)
+
+    def run(self, x, y):
+        cores, core_axis, other, other_axis = self.meshes()
+        through_dma = self.through_dma or self.on_tpu_meshes
         # Where it is closed over, it is traced, and may be batched or have a tangent.
         b = self.b + 0.0 * x[0] if self.closed_over else self.b
 
-        def multiply(x_ref, y_ref, o_ref, x_buffer, y_buffer, done):
-            window = pl.ds(self.window * lax.axis_index("core"), self.window)
-            if self.through_dma:
+        def multiply(x_ref, y_ref, o_ref, x_buffer, y_buffer, all_buffer, sum_buffer, done):
+            window = pl.ds(self.window * lax.axis_index(core_axis), self.window)
+            if through_dma:
                 pltpu.sync_copy(x_ref.at[window], x_buffer)
                 pltpu.sync_copy(y_ref.at[window], y_buffer)
-                x_buffer[...] = self.a * x_buffer[...] * y_buffer[...]
-                pltpu.sync_copy(x_buffer, o_ref.at[window])
+                y_buffer[...] = self.a * x_buffer[...] * y_buffer[...]
+                if not self.second_program:
+                    y_buffer[...] += x_buffer[...] * b
+                pltpu.sync_copy(y_buffer, o_ref.at[window])
             else:
                 o_ref[window] = self.a * x_ref[window] * y_ref[window]
+                if not self.second_program:
+                    o_ref[window] += x_ref[window] * b
             if self.second_program:
-                pl.semaphore_signal(done, 1, device_id={"lane": 0})
-            else:
-                o_ref[window] += x_ref[window] * b
+                pl.semaphore_signal(done, 1, device_id={other_axis: 0})
 
-        def add(x_ref, y_ref, o_ref, x_buffer, y_buffer, done):
+        def add(x_ref, y_ref, o_ref, x_buffer, y_buffer, all_buffer, sum_buffer, done):
             pl.semaphore_wait(done, self.cores)
-            o_ref[...] += x_ref[...] * b
+            if through_dma:
+                pltpu.sync_copy(x_ref, all_buffer)
+                pltpu.sync_copy(o_ref, sum_buffer)
+                sum_buffer[...] += all_buffer[...] * b
+                pltpu.sync_copy(sum_buffer, o_ref)
+            else:
+                o_ref[...] += x_ref[...] * b
 
         programs = [(cores, multiply)]
         if self.second_program:
-            programs.append((lane, add))
+            programs.append((other, add))
+        last = programs[-1][0]
         out_type = jax.ShapeDtypeStruct(self.shape, F32)
         run = cokernel.mpmd_map(
             programs,
@@ -78,7 +106,9 @@ class Polynomial:
             scratch_types=[
                 cokernel.private((self.window,), F32) @ cores,
                 cokernel.private((self.window,), F32) @ cores,
-                pltpu.SemaphoreType.REGULAR @ programs[-1][0],
+                cokernel.private(self.shape, F32) @ last,
+                cokernel.private(self.shape, F32) @ last,
+                pltpu.SemaphoreType.REGULAR @ last,
             ],
         )
         if not self.in_place:
@@ -134,6 +164,23 @@ def loop(fn):
     return looped
 
 
+def spread(fn):
+    """Runs the function on two devices, one with exchanged arguments, and adds their results."""
+    mesh = jax.make_mesh((2,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("device")
+
+    # A Ref that is made inside varies over the devices, which the check does not allow; and JAX
+    # linearises one inside only under jit.
+    @jax.jit
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False
+    )
+    def on_each(x, y):
+        return fn(x[0], y[0])[None]
+
+    return lambda x, y: on_each(jnp.stack([x, y]), jnp.stack([y, x])).sum(0)
+
+
 TRANSFORMATIONS = [
     jax.jit,
     jax.checkpoint,
@@ -143,6 +190,7 @@ TRANSFORMATIONS = [
     repeat,
     choose,
     loop,
+    spread,
 ]
 
 polynomials = st.builds(
@@ -155,6 +203,7 @@ polynomials = st.builds(
     second_program=st.booleans(),
     in_place=st.booleans(),
     closed_over=st.booleans(),
+    on_tpu_meshes=st.booleans(),
 )
 
 
@@ -167,6 +216,8 @@ def test_any_stack_of_transformations(polynomial, stack, seed):
         # JAX itself splits no Ref between the two passes of a linearised scan or checkpoint.
         inner = stack[: len(stack) - 1 - stack[::-1].index(linearize)]
         assume(not {repeat, loop, jax.checkpoint}.intersection(inner))
+    # A shard_map inside of another needs another mesh.
+    assume(stack.count(spread) <= 1)
     fn, reference = polynomial.kernel, polynomial.mathematics
     for transform in stack:
         fn, reference = transform(fn), transform(reference)
