@@ -38,7 +38,9 @@ them works, or says in one sentence why it can't.
   batch may be read, not written.
 - **Forward mode** runs one kernel that computes values and tangents: each float Ref has a Ref of
   tangents beside it, each copy of floats is two copies over the same semaphore. `jax.linearize`
-  runs the kernel at once, and its derivative when tangents are there.
+  runs the kernel at once, and its derivative when tangents are there. A prefix maximum has the
+  tangent of the element it is, a sort moves tangents with their values; what takes the bits of a
+  float for an integer, or calls Python, is refused with its line.
 - **Reverse mode** needs a backward kernel, which `jax.custom_vjp` joins to the forward one.
 - **remat** saves the outputs or runs the kernel again, as the policy says; with Ref arguments it
   runs in both passes.
@@ -47,7 +49,14 @@ them works, or says in one sentence why it can't.
 - **discharge** makes outputs of the Refs that are written, and of no others.
 - **export** needs the option
   `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("cokernel_launch")]`, because JAX
-  vouches only for calls of its own. Who loads the file imports `cokernel` first.
+  vouches only for calls of its own. Who loads the file imports `cokernel` first. A kernel is
+  compiled for the shapes it is given, so symbolic shapes are refused, and so are kernels that print
+  or call back, which need the Python of their process.
+- **cost_estimate** is attached to the call in the lowered and in the compiled module, where tools
+  find it (`compiled.as_text()`). `compiled.cost_analysis()` does not count it: on a CPU, XLA's
+  analysis marks every custom call as unknown (`flops: -1`) and asks nobody for its cost.
+- **Closed-over values** are those of the first call with the same argument types, as under
+  `jax.jit`. Who rebinds a variable to another Ref or scalar passes it as an argument.
 
 "Works" in the row of an error means that the error comes and says what the row asks for; "refuses
 vaguely", that it comes and does not say it.

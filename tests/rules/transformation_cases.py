@@ -162,6 +162,23 @@ def _(api: Api) -> None:
     check(out, 8.0 * vector())
 
 
+@case("abstract evaluation and effects", "a write to a Ref is an effect; a pure kernel has none")
+def _(api: Api) -> None:
+    update = api.update(lambda r, x: r + x)
+    with_ref = jax.make_jaxpr(lambda x, ref: update(x, ref))(vector(), jax.new_ref(vector()))
+    assert any("Write" in type(effect).__name__ for effect in with_ref.effects), "it has no effect"
+    pure = jax.make_jaxpr(api.double())(vector())
+    assert not pure.effects, f"a pure kernel has the effects {pure.effects}"
+
+
+@case("sharding", "a sharded argument is refused, naming the axis types")
+def _(api: Api) -> None:
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    x = jax.device_put(vector(), sharding)
+    check_refused("axis types", lambda: api.double()(x))
+
+
 @case("programs", "two programs that share a semaphore")
 def _(api: Api) -> None:
     import cokernel
@@ -462,6 +479,12 @@ def _(api: Api) -> None:
     check_refused("custom_vjp", lambda: jax.grad(lambda x: jnp.sum(double(x)))(vector()))
 
 
+@case("forward mode", "an operation without a derivative is refused, naming its line")
+def _(api: Api) -> None:
+    bits = api.elementwise(lambda x: pltpu.bitcast(x, jnp.int32, dim=-1).astype(F32), 1)
+    check_refused("transformation_cases.py:", lambda: jax.jvp(bits, (vector(),), (vector(),)))
+
+
 @dataclasses.dataclass(frozen=True)
 class PairType(hijax.HiType):
     """The type of two vectors of four."""
@@ -500,6 +523,13 @@ def _(api: Api) -> None:
 def _(api: Api) -> None:
     text = jax.jit(api.double(metadata={"purpose": "testing"})).lower(vector()).as_text()
     assert "purpose" in text, "it is not there"
+
+
+@case("names, metadata, debug", "cost_estimate reaches the compiled module")
+def _(api: Api) -> None:
+    cost = pl.CostEstimate(flops=12345, transcendentals=0, bytes_accessed=32)
+    compiled = jax.jit(api.double(cost_estimate=cost)).lower(vector()).compile()
+    assert "12345" in compiled.as_text(), "it is not there"
 
 
 @case("validation", "no program at all is refused")
