@@ -52,3 +52,30 @@ def test_denormals_are_treated_alike_by_all_workers(workers):
     )
     for _ in range(20):
         assert len(set(np.asarray(kernel(x)).tolist())) == 1
+
+
+def test_a_kernel_that_was_let_go_is_loaded_again(monkeypatch):
+    from cokernel import _runtime
+    from cokernel.lowering import cpu
+
+    monkeypatch.setattr(cpu, "REGISTERED_KERNELS", 1)
+
+    def scale(factor):
+        def body(x_ref, out_ref):
+            out_ref[...] = x_ref[...] * factor
+
+        return jax.jit(cokernel.mpmd_map([(MESH, body)], jax.ShapeDtypeStruct((16,), jnp.float32)))
+
+    kernels = [scale(factor) for factor in (3.25, 4.25, 5.25)]
+    x = np.arange(16, dtype=np.float32)
+    forgotten = []
+    unregister = _runtime.unregister_executable
+    monkeypatch.setattr(cpu, "_reloadable", type(cpu._reloadable)())
+    monkeypatch.setattr(
+        _runtime, "unregister_executable", lambda key: (forgotten.append(key), unregister(key))
+    )
+    for _ in range(2):
+        for kernel, factor in zip(kernels, (3.25, 4.25, 5.25), strict=True):
+            np.testing.assert_array_equal(kernel(x), x * np.float32(factor))
+    # Each call but the first met a kernel that its predecessors had pushed out.
+    assert len(forgotten) == 5

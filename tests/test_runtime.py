@@ -755,11 +755,12 @@ spec = test_runtime.program("runaway", code("runaway"), (2,))
 _runtime.register_executable(1, dict(programs=[spec], report=lambda failure: failure["kind"]))
 print("launching", flush=True)
 try:
-    _runtime.launch(1, [])
+    try:
+        _runtime.launch(1, [])
+    except RuntimeError as error:
+        print("RuntimeError", error, flush=True)
 except KeyboardInterrupt:
     print("KeyboardInterrupt", flush=True)
-except RuntimeError as error:
-    print("RuntimeError", error, flush=True)
 """
     process = subprocess.Popen(
         [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True, bufsize=1
@@ -776,7 +777,8 @@ except RuntimeError as error:
         process.kill()
         process.wait()
         process.stdout.close()
-    assert output.startswith(("KeyboardInterrupt", "RuntimeError Interrupted"))
+    # The error of the launch may come first; the interrupt itself follows in any case.
+    assert "KeyboardInterrupt" in output
 
 
 def thread_names(process="self"):

@@ -1,5 +1,6 @@
 """CPU: compiles a kernel with LLVM and calls it through one XLA custom call."""
 
+import collections
 import functools
 import json
 import threading
@@ -13,7 +14,12 @@ import numpy as np
 from cokernel import _jax, _runtime, parameters, primitive
 from cokernel.lowering import CPU_CALL_TARGET
 
+# How many kernels stay in memory as machine code; each takes some 250 KB.
+REGISTERED_KERNELS = 1024
+
 _registration_lock = threading.Lock()
+# The keys of the kernels that can be loaded again, oldest first.
+_reloadable: collections.deque[int] = collections.deque()
 
 
 def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -148,6 +154,18 @@ def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[s
     spec["callbacks"] = list(callbacks)
     spec["keep_alive"] = code
     _runtime.register_executable(key, spec)
+    if not callbacks:
+        _forget_oldest(key)
+
+
+def _forget_oldest(newest: int) -> None:
+    """Lets go of the machine code of the kernel registered longest ago once there are many.
+
+    A kernel that is called again is loaded from the text in its call, so this costs time only.
+    """
+    _reloadable.append(newest)
+    if len(_reloadable) > REGISTERED_KERNELS:
+        _runtime.unregister_executable(_reloadable.popleft())
 
 
 def load(key: int, text: str) -> None:

@@ -36,6 +36,11 @@ def through_xla(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     where = f"{context.describe()}: primitive {primitive.name!r}"
     if any(isinstance(operand, AnyRef) for operand in operands):
         raise NotImplementedError(f"{where} reads or writes Refs, and has no rule for the CPU")
+    if any(isinstance(effect, _jax.NamedAxisEffect) for effect in eqn.effects):
+        raise NotImplementedError(
+            f"{where} is a collective, and cores have none: let them exchange data through "
+            "semaphores and DMAs, or call it around the kernel"
+        )
     if eqn.effects:
         raise NotImplementedError(f"{where} has side effects, and has no rule for the CPU")
     run = _compile(eqn, [(operand.shape, operand.dtype) for operand in operands], where)
