@@ -90,7 +90,7 @@ void Launch::prepare(const Buffer* given, int32_t count) {
   failure_claimed.store(false, std::memory_order_relaxed);
   together = false;
   activity.store(0, std::memory_order_relaxed);
-  next_core.store(0, std::memory_order_relaxed);
+  taken_cores.store(0, std::memory_order_relaxed);
   unfinished.store(core_count, std::memory_order_relaxed);
   helpers_wanted.store(0, std::memory_order_relaxed);
   buffers.resize(count);
@@ -193,16 +193,20 @@ void Launch::ask_for_help(int32_t helpers) {
 }
 
 Core* Launch::take_unstarted_alone() {
-  const int32_t next = next_core.load(std::memory_order_relaxed);
-  if (next >= core_count) return nullptr;
-  next_core.store(next + 1, std::memory_order_relaxed);
-  return &cores[next];
+  const uint64_t taken = taken_cores.load(std::memory_order_relaxed);
+  if (!has_unstarted()) return nullptr;
+  taken_cores.store(taken + 1, std::memory_order_relaxed);
+  return &cores[taken & kFromFront];
 }
 
-Core* Launch::take_unstarted() {
+Core* Launch::take_unstarted(bool from_back) {
   if (!has_unstarted()) return nullptr;
-  const int32_t next = next_core.fetch_add(1, std::memory_order_relaxed);
-  return next < core_count ? &cores[next] : nullptr;
+  const uint64_t one = from_back ? uint64_t{1} << 32 : 1;
+  const uint64_t taken = taken_cores.fetch_add(one, std::memory_order_relaxed);
+  const int64_t front = static_cast<int64_t>(taken & kFromFront);
+  const int64_t back = static_cast<int64_t>(taken >> 32);
+  if (front + back >= core_count) return nullptr;
+  return from_back ? &cores[core_count - 1 - back] : &cores[front];
 }
 
 void Launch::became_idle() {

@@ -55,9 +55,14 @@ struct Launch : LaunchHeader {
   void set_done();
   bool is_over() const { return over.load(std::memory_order_acquire); }
 
-  bool has_unstarted() const { return next_core.load(std::memory_order_relaxed) < core_count; }
+  int32_t unstarted_count() const {
+    const uint64_t taken = taken_cores.load(std::memory_order_relaxed);
+    return core_count - static_cast<int32_t>(taken & kFromFront) -
+           static_cast<int32_t>(taken >> 32);
+  }
+  bool has_unstarted() const { return unstarted_count() > 0; }
   Core* take_unstarted_alone();
-  Core* take_unstarted();
+  Core* take_unstarted(bool from_back);
 
   // Lets helpers in, if that has not been done, and asks for some.
   void ask_for_help(int32_t helpers);
@@ -94,7 +99,11 @@ struct Launch : LaunchHeader {
   std::vector<int64_t> buffer_bytes;
 
   alignas(kApart) std::atomic<uint64_t> activity{0};
-  alignas(kApart) std::atomic<int32_t> next_core{0};
+  // How many cores have been handed out from the front, in the lower half, and from the back.
+  // Neighbouring cores often work on neighbouring memory, which two workers had better not touch
+  // at the same time for the first time: worker 0 takes from the front and helpers from the back.
+  alignas(kApart) std::atomic<uint64_t> taken_cores{0};
+  static constexpr uint64_t kFromFront = (uint64_t{1} << 32) - 1;
   alignas(kApart) std::atomic<int32_t> unfinished{0};
 
   // The pool's. The counts are written under its mutex.

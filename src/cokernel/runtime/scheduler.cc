@@ -130,13 +130,13 @@ Core* Worker::steal_any() {
 Core* Worker::pick_together() {
   if (start_next || ++picks % kFairPicks == 0) {
     start_next = false;
-    if (Core* core = launch->take_unstarted()) return core;
+    if (Core* core = launch->take_unstarted(index != 0)) return core;
     if (picks % kFairPicks == 0) {
       if (Core* core = steal_any()) return core;
     }
   }
   if (Core* core = queue.pop()) return core;
-  return launch->take_unstarted();
+  return launch->take_unstarted(index != 0);
 }
 
 void Worker::run_together() {
@@ -183,7 +183,7 @@ Core* Worker::look_around(int32_t& lone_victim, uint32_t& lone_taken, int& lone_
   }
   if (source == nullptr && !unstarted) return nullptr;
   launch->became_busy();
-  Core* core = source != nullptr ? source->pop() : launch->take_unstarted();
+  Core* core = source != nullptr ? source->pop() : launch->take_unstarted(index != 0);
   if (core == nullptr) launch->became_idle();
   return core;
 }
@@ -252,7 +252,7 @@ void Worker::consider_help(bool is_wake) {
   const int32_t absent = launch->worker_limit - present;
   const bool sleeper = launch->sleeping.load(std::memory_order_relaxed);
   if (absent <= 0 && !sleeper) return;
-  const int32_t unstarted = launch->core_count - launch->next_core.load(std::memory_order_relaxed);
+  const int32_t unstarted = launch->unstarted_count();
   const int32_t spare = queue.size() + (unstarted > 0 ? unstarted : 0);
   if (spare == 0) return;
   // A core that wakes another one often waits right afterwards, and the worker runs the woken one.
