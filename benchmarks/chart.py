@@ -10,7 +10,7 @@ import statistics
 
 import matplotlib
 
-matplotlib.use("agg")
+matplotlib.use("svg")
 from matplotlib import pyplot
 
 # Which contenders of a case are shown, and what they are called in the picture.
