@@ -45,6 +45,9 @@ void Pool::request(Launch* launch, int32_t helpers) {
   int32_t to_wake = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    // A helper may ask for another one while worker 0 closes the launch, which must not be listed
+    // again then: whoever took a place would find it gone. `over` is set before close() locks.
+    if (launch->is_over()) return;
     const int32_t wanted = launch->helpers_wanted.load(std::memory_order_relaxed);
     const int32_t inside = launch->helpers_inside.load(std::memory_order_relaxed);
     const int32_t more = std::min(helpers, launch->worker_limit - 1 - inside - wanted);
