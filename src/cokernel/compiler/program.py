@@ -10,7 +10,7 @@ from cokernel import _jax
 from cokernel.compiler.analysis import finished_copies, inner_jaxprs, writes_memory
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import RULES
-from cokernel.compiler.refs import RefValue, root_of
+from cokernel.compiler.refs import root_of
 from cokernel.compiler.sites import SourceLine
 from cokernel.compiler.values import Expression, Value, array_constant
 
@@ -130,8 +130,3 @@ def source_line(eqn: Any) -> SourceLine | None:
     if frame is None:
         return None
     return SourceLine(frame.file_name, frame.start_line, frame.function_name)
-
-
-def is_ref(operand: Any) -> bool:
-    """Whether an operand is a Ref rather than a value."""
-    return isinstance(operand, RefValue)
