@@ -10,6 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 from cokernel import _jax
+from cokernel.compiler.access import read
 from cokernel.compiler.analysis import may_suspend, uses_barrier
 from cokernel.compiler.context import Context, Program
 from cokernel.compiler.core_state import clear_state
@@ -20,8 +21,8 @@ from cokernel.compiler.layout import MemoryLayout
 from cokernel.compiler.ops import load_rules
 from cokernel.compiler.pipelines import without_pipelines
 from cokernel.compiler.program import lower_jaxpr
-from cokernel.compiler.refs import read, resolve
 from cokernel.compiler.sites import SiteTable
+from cokernel.compiler.transforms import resolve
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler import dtypes, nests
+from cokernel.compiler.access import read, write
 from cokernel.compiler.analysis import (
     argument_names,
     equation_may_suspend,
@@ -22,6 +23,7 @@ from cokernel.compiler.function import Index
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.refs import RefValue
+from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
     Buffer,
     Expression,
@@ -438,8 +440,6 @@ def _empty_ref(context: Context, eqn: Any) -> RefValue:
 
 @rule(_jax.ref_p)
 def _new_ref(context: Context, eqn: Any, initial: Value) -> RefValue:
-    from cokernel.compiler.refs import resolve, write
-
     [result] = eqn.outvars
     ref = context.kernel.layout.allocate_scoped(context, result.aval, "new_ref")
     write(context, resolve(context, ref, (), "write"), initial)
@@ -448,8 +448,6 @@ def _new_ref(context: Context, eqn: Any, initial: Value) -> RefValue:
 
 @rule(_jax.freeze_p)
 def _freeze(context: Context, eqn: Any, ref: RefValue) -> Value:
-    from cokernel.compiler.refs import read, resolve
-
     return context.keep(read(context, resolve(context, ref, (), "read")))
 
 

@@ -11,11 +11,13 @@ import numpy as np
 from llvmlite import ir
 
 from cokernel import _jax
+from cokernel.compiler.access import read
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i1
 from cokernel.compiler.ops.callbacks import call_python
 from cokernel.compiler.ops.registry import rule
-from cokernel.compiler.refs import AnyRef, RefValue, read, resolve, root_of
+from cokernel.compiler.refs import AnyRef, RefValue, root_of
+from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Value
 
 

@@ -16,7 +16,8 @@ from cokernel.compiler.ops import copies
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.sync import semaphore_at, signal, wait, written_name
 from cokernel.compiler.ops.targets import find_target, require
-from cokernel.compiler.refs import AnyRef, Place, RefValue, resolve, root_of, subcores_of_chip
+from cokernel.compiler.refs import AnyRef, Place, RefValue, root_of
+from cokernel.compiler.transforms import resolve, subcores_of_chip
 from cokernel.compiler.values import Value
 
 # A Ref and the transforms on it.

@@ -11,13 +11,15 @@ from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler import nests, views
+from cokernel.compiler.access import picked_address, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops.apply import apply
 from cokernel.compiler.ops.control import outlined
 from cokernel.compiler.ops.masks import fail_index, fits_a_register, lanes_of, masked_store
 from cokernel.compiler.ops.registry import rule
-from cokernel.compiler.refs import View, picked_address, read, resolve, write
+from cokernel.compiler.refs import View
+from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
     Scalar,
     Value,

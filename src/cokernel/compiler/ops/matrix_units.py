@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler import nests, views
+from cokernel.compiler.access import accumulate, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.core_state import lasting_buffer, state_address
 from cokernel.compiler.dtypes import i64
@@ -27,7 +28,7 @@ from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.ops.targets import require
 from cokernel.compiler.ops.traced import lower_traced
-from cokernel.compiler.refs import accumulate, read, resolve, write
+from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Buffer, Value, array_constant, make_packed
 
 TPU = _jax.tpu_primitives

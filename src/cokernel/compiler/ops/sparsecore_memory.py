@@ -16,6 +16,7 @@ from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler import dtypes, nests
+from cokernel.compiler.access import accumulate, read
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i1, i32, i64, pointer, void
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
@@ -35,7 +36,8 @@ from cokernel.compiler.ops.masks import (
 )
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.state import add_values
-from cokernel.compiler.refs import Place, View, accumulate, read, resolve
+from cokernel.compiler.refs import Place, View
+from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
     Buffer,
     Scalar,

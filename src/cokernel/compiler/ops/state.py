@@ -8,9 +8,11 @@ from jax import lax
 
 from cokernel import _jax
 from cokernel.compiler import views
+from cokernel.compiler.access import accumulate, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import ELEMENT_RULES, apply_elementwise, rule
-from cokernel.compiler.refs import RefValue, accumulate, read, resolve, write
+from cokernel.compiler.refs import RefValue
+from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Value
 
 

@@ -15,7 +15,8 @@ from cokernel.compiler.function import Index
 from cokernel.compiler.ops.control import yield_core
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.targets import Target, find_target, require, static_position
-from cokernel.compiler.refs import Place, RefValue, View, resolve, root_of
+from cokernel.compiler.refs import Place, RefValue, View, root_of
+from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Scalar, Value, row_major
 
 
