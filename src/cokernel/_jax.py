@@ -77,6 +77,7 @@ from jax._src.pallas.mosaic.core import CompilerParams as TpuCompilerParams
 from jax._src.pallas.mosaic.core import MemorySpace as TpuMemorySpace
 from jax._src.pallas.mosaic.core import SideEffectType
 from jax._src.pallas.mosaic.core import TensorCoreMesh
+from jax._src.pallas.mosaic.interpret.params import SharedInterpretParams
 from jax._src.pallas.mosaic.pipeline import emit_pipeline_p
 from jax._src.pallas.mosaic.pipeline import emit_pipeline_to_jaxpr
 from jax._src.pallas.mosaic.pipeline import pipeline_body_p

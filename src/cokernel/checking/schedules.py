@@ -1,0 +1,100 @@
+"""Schedules: in which order a checked launch takes its steps, and how to write that down."""
+
+import base64
+import dataclasses
+import zlib
+from typing import Any
+
+STRATEGIES = ("random", "pct", "delay_dma", "round_robin", "run_to_block")
+
+# The first word of a written schedule, with the version of what follows.
+PREFIX = "ck1"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How the launches of a process take their steps.
+
+    Attributes:
+      strategy: one of `STRATEGIES`, or "choices".
+      seed: what random choices start from.
+      depth: for "pct", one more than the changes of priority.
+      launch: the number of the launch, from 0, whose part of the schedule is meant; None means
+        that launches are counted from 0 on.
+      choices: for "choices", the number of the candidate taken at each decision; when they are
+        used up, each core runs until it blocks.
+    """
+
+    strategy: str = "random"
+    seed: int = 0
+    depth: int = 3
+    launch: int | None = None
+    choices: tuple[int, ...] = ()
+
+    def for_runtime(self, *, record: bool = False) -> dict[str, Any]:
+        """The schedule as the runtime takes it. `record`: whether decisions are reported back."""
+        return {
+            "strategy": self.strategy,
+            "seed": self.seed,
+            "depth": self.depth,
+            "launch": -1 if self.launch is None else self.launch,
+            "choices": list(self.choices),
+            "record": record,
+        }
+
+    def to_text(self) -> str:
+        """A short string from which `from_text` makes the same schedule in any process."""
+        launch = 0 if self.launch is None else self.launch
+        if self.strategy == "choices":
+            packed = zlib.compress(_varints(self.choices), 9)
+            return f"{PREFIX}:choices:{launch}:{base64.urlsafe_b64encode(packed).decode()}"
+        depth = f":{self.depth}" if self.strategy == "pct" else ""
+        return f"{PREFIX}:{self.strategy}:{launch}:{self.seed}{depth}"
+
+    @classmethod
+    def from_text(cls, text: str) -> "Schedule":
+        """The schedule that `to_text` wrote.
+
+        Raises:
+          ValueError: if `text` is not such a string.
+        """
+        try:
+            prefix, strategy, launch, rest = text.strip().split(":", 3)
+            if prefix != PREFIX:
+                raise ValueError(f"it begins with {prefix!r}")
+            if strategy == "choices":
+                choices = _from_varints(zlib.decompress(base64.urlsafe_b64decode(rest)))
+                return cls(strategy=strategy, launch=int(launch), choices=choices)
+            if strategy not in STRATEGIES:
+                raise ValueError(f"there is no strategy {strategy!r}")
+            seed, _, depth = rest.partition(":")
+            return cls(
+                strategy=strategy, launch=int(launch), seed=int(seed), depth=int(depth or 3)
+            )
+        except (ValueError, zlib.error) as error:
+            raise ValueError(
+                f"{text!r} is not a schedule, which is written as in '{PREFIX}:random:0:17': {error}"
+            ) from None
+
+
+def _varints(numbers: tuple[int, ...]) -> bytes:
+    """Seven bits to a byte, the lowest first; the highest bit says that more follow."""
+    result = bytearray()
+    for number in numbers:
+        while number >= 128:
+            result.append(number & 127 | 128)
+            number >>= 7
+        result.append(number)
+    return bytes(result)
+
+
+def _from_varints(data: bytes) -> tuple[int, ...]:
+    numbers = []
+    number = shift = 0
+    for byte in data:
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            numbers.append(number)
+            number = shift = 0
+    return tuple(numbers)
