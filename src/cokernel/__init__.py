@@ -2,6 +2,13 @@
 
 from cokernel import lowering as lowering
 from cokernel import rules as rules
+from cokernel.checking.explore import explore as explore
+from cokernel.checking.options import Checked as Checked
+from cokernel.checking.report import CheckWarning as CheckWarning
+from cokernel.checking.report import Report as Report
+from cokernel.checking.report import last_report as last_report
+from cokernel.checking.state import checked as checked
+from cokernel.checking.state import set_checked as set_checked
 from cokernel.meshes import CoreMesh as CoreMesh
 from cokernel.meshes import private as private
 from cokernel.meshes import set_target as set_target
@@ -17,14 +24,21 @@ from cokernel.tracing import mpmd_map as mpmd_map
 lowering.register_call_targets()
 
 __all__ = [
+    "CheckWarning",
+    "Checked",
     "CompilerParams",
     "CoreMesh",
     "LaunchStatistics",
     "ProgramStatistics",
+    "Report",
+    "checked",
+    "explore",
     "kernel",
     "last_launch",
+    "last_report",
     "mpmd_map",
     "private",
+    "set_checked",
     "set_target",
     "shared",
     "target",

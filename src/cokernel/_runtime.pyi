@@ -137,6 +137,13 @@ def set_loader(
     The loader must register the key before it returns. Returns the loader before.
     """
 
+def set_schedule(schedule: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Sets the schedule of all checked launches of the process, in place of the one in their
+    options; None gives that back. Launches are counted from 0 again. Returns the schedule before.
+
+    Keys: "strategy", "seed", "depth", "launch", "choices", "record"; see `Schedule.for_runtime`.
+    """
+
 def launch(key: int, buffers: Sequence[int | tuple[int, int]]) -> None:
     """Runs an executable on buffers given as addresses or as (address, bytes) pairs.
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cokernel import _jax, meshes, parameters
+from cokernel.checking import options, state
 from cokernel.closures import unify
 from cokernel.primitive import all_equations, check_shardings, mpmd_map_p, tracing_context
 from cokernel.signature import (
@@ -60,7 +61,8 @@ def mpmd_map(
         says to which mesh it belongs: `pltpu.VMEM((8,), jnp.float32) @ mesh`.
       compiler_params: a `cokernel.CompilerParams` or, with what only a TPU understands ignored, a
         `pltpu.CompilerParams`.
-      interpret: accepted for compatibility; on a CPU the kernel runs natively either way.
+      interpret: a `cokernel.Checked`, or what JAX has in its place (`pltpu.InterpretParams`), runs
+        the kernel in checked mode. True and False mean the same on a CPU: it runs natively.
       debug: whether each program's jaxpr is printed when it is traced.
       cost_estimate: a `pl.CostEstimate`, attached to the call in the lowered and in the compiled
         module. XLA's own cost analysis on a CPU counts every custom call as unknown (-1).
@@ -80,6 +82,7 @@ def mpmd_map(
     programs = _checked_programs(meshes_and_fns)
     meshes.check_compatible([mesh for mesh, _ in programs])
     parameters.check(compiler_params)
+    options.from_interpret(interpret)
     parameters.check_descriptions(name, metadata, cost_estimate)
     parameters.check_aliases(input_output_aliases)
     spec = KernelSpec(
@@ -232,7 +235,7 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
             out_avals=signature.out_avals_seen_from_outside(jaxprs),
             input_output_aliases=spec.input_output_aliases,
             compiler_params=spec.compiler_params,
-            interpret=spec.interpret,
+            interpret=state.effective(spec.interpret) or spec.interpret,
             debug=spec.debug,
             cost_estimate=spec.cost_estimate,
             name=spec.title,

@@ -71,6 +71,29 @@ class Places:
                 return SemaphorePlace(element, known["name"], key, core, (0, known["bytes"]))
         return None
 
+    def ref(self, memory: Mapping[str, Any], names: Sequence[str] = ()) -> Mapping[str, Any] | None:
+        """The Ref that some bytes of a launch's memory belong to; None if there is none.
+
+        Scopes that follow each other use the same bytes, so of several Refs the one goes first that
+        the program calls by one of `names`.
+
+        Args:
+          memory: "owner", "program", "index" and "offset", as in a finding of the runtime.
+          names: what those who touched the bytes call them.
+        """
+        found = [
+            ref
+            for ref in self.memory.get("refs", ())
+            if ref["owner"] == memory["owner"]
+            and (memory["owner"] != "private" or ref["program"] == memory["program"])
+            and (memory["owner"] != "buffer" or ref["buffer"] == memory["index"])
+            and ref["offset"] <= memory["offset"] < ref["offset"] + max(ref["bytes"], 1)
+        ]
+        # "x[0:4]" is a part of "x".
+        plain = [name.partition("[")[0] for name in names]
+        named = [ref for ref in found if ref["name"] in plain]
+        return (named or found or [None])[0]
+
 
 class SemaphorePlace:
     """One semaphore of one core."""

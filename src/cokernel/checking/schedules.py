@@ -68,12 +68,10 @@ class Schedule:
             if strategy not in STRATEGIES:
                 raise ValueError(f"there is no strategy {strategy!r}")
             seed, _, depth = rest.partition(":")
-            return cls(
-                strategy=strategy, launch=int(launch), seed=int(seed), depth=int(depth or 3)
-            )
+            return cls(strategy=strategy, launch=int(launch), seed=int(seed), depth=int(depth or 3))
         except (ValueError, zlib.error) as error:
             raise ValueError(
-                f"{text!r} is not a schedule, which is written as in '{PREFIX}:random:0:17': {error}"
+                f"{text!r} is no schedule, which is written as in '{PREFIX}:random:0:17': {error}"
             ) from None
 
 

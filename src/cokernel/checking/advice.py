@@ -1,0 +1,66 @@
+"""What to do about each kind of finding, in the terms of the language kernels are written in."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cokernel.checking.findings import Party
+
+
+def advise(raw: Mapping[str, Any], parties: "Sequence[Party]", name: str) -> Iterator[str]:
+    """Yields sentences that say what to do about a finding.
+
+    Args:
+      raw: what the runtime recorded.
+      parties: who is involved.
+      name: the Ref or semaphore it is about.
+    """
+    match raw["kind"]:
+        case "Race":
+            yield from _race(parties, name)
+        case "UninitialisedRead":
+            yield f"write {name!r} before it is read, or wait for the DMA that fills it"
+        case "NeverWritten":
+            yield "let a program write every element, or pass an input that the output overwrites"
+            yield "look at the index maps and trip counts of the loops that should cover it"
+        case "CopyInFlight":
+            yield "call wait() on the descriptor before the end of the run_scoped body"
+        case "UnwaitedCopy":
+            yield "call wait() on the descriptor of the DMA, once for each start()"
+            yield f"or let the core that {name!r} belongs to wait for as many bytes"
+        case "WaitTooLarge":
+            yield "wait on a descriptor whose target has the shape of what was copied"
+        case "LeftoverSemaphore":
+            yield f"wait for {name!r} as often as it is signalled, on every path through the loop"
+            yield "a count that is left over is what the next launch, or phase, begins with"
+        case "SemaphoreUnderflow" | "SemaphoreOverflow":
+            yield f"compare what is signalled to {name!r} with what is waited for"
+        case "Livelock":
+            yield f"let a core signal or write {name!r} before it finishes, or bound the polling"
+            yield "prefer semaphore_wait to polling: a deadlock then says who is missing"
+
+
+def _race(parties: "Sequence[Party]", name: str) -> Iterator[str]:
+    one, other = parties
+    copies = [party for party in parties if party.is_dma]
+    same_core = one.program == other.program and one.core == other.core
+    if copies and same_core:
+        party = copies[0]
+        if party.action == "writes":
+            yield f"wait for the DMA that writes {name!r} before its target is touched"
+        else:
+            yield f"wait for the DMA that reads {name!r} before its source is changed"
+        yield "or give the DMA a buffer of its own (two slots, taken in turn)"
+        return
+    if copies:
+        yield "let the core that started the DMA wait for it, and then signal the other core"
+    if {one.action, other.action} == {"adds to", "writes"} or (
+        one.action == other.action == "updates"
+    ):
+        yield f"add to {name!r} on all sides with an atomic update, such as addupdate or a DMA add"
+    yield (
+        f"let {one.program!r} signal a semaphore after its access, and let {other.program!r} wait "
+        "for it before its own (or the other way round)"
+    )
+    if one.program == other.program:
+        yield "or put a barrier between the two accesses, or give each core a part of its own"

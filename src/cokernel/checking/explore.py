@@ -1,0 +1,146 @@
+"""Runs a function under many schedules, or under all there are, and puts the findings together."""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from cokernel import _runtime
+from cokernel.checking.options import Checked
+from cokernel.checking.report import Report, collected_reports, merged
+from cokernel.checking.schedules import Schedule
+from cokernel.checking.state import checked
+from cokernel.checking.tree import ChoiceTree
+
+# The runtime has one schedule for all launches of the process, so one exploration runs at a time.
+_exploring = threading.Lock()
+
+# The report of a launch, and the record it was made from.
+Heard = tuple[Report, Mapping[str, Any]]
+
+
+@contextlib.contextmanager
+def scheduled(schedule: Schedule | None, *, record: bool = False) -> Iterator[None]:
+    """Runs the checked launches in a `with` block, of all threads, under one schedule.
+
+    Args:
+      schedule: what overrides the kernels' own options; None leaves those.
+      record: whether the decisions are kept in the launches' records.
+    """
+    wanted = None if schedule is None else schedule.for_runtime(record=record)
+    previous = _runtime.set_schedule(wanted)
+    try:
+        yield
+    finally:
+        _runtime.set_schedule(previous)
+
+
+def explore(
+    function: Callable[..., Any],
+    *args: Any,
+    schedules: int = 100,
+    options: Checked | None = None,
+    exhaustive: bool = False,
+    preemptions: int | None = 2,
+    **kwargs: Any,
+) -> Report:
+    """Runs a function in checked mode under many schedules.
+
+    Each run calls `function(*args, **kwargs)` anew, with the kernels in it compiled once. Findings
+    do not raise here: they are in the report, equal ones merged.
+
+    Args:
+      function: calls one or more kernels. It must not keep state between calls, and is best
+        without donated arguments.
+      schedules: how many runs there are at most.
+      options: what is looked for, and with which strategy and first seed. A `replay` in it makes
+        this one run of that schedule.
+      exhaustive: whether, instead of drawing schedules, all are visited that interrupt a core at
+        most `preemptions` times while it could go on. Only for small kernels, and for functions
+        that launch one kernel; the report says whether `schedules` were enough.
+      preemptions: see `exhaustive`. None means any number: every behaviour is visited, and those
+        that differ only in the order of independent steps only once.
+
+    Returns:
+      The report of all runs together. Its `behaviours` counts the runs that synchronised in
+      different orders.
+
+    Raises:
+      ValueError: if a number is too small, or if an exhaustive exploration meets a function that
+        launches more than one kernel, or none.
+    """
+    if schedules < 1:
+        raise ValueError(f"explore(schedules=...) must be at least 1, got {schedules}")
+    if preemptions is not None and preemptions < 0:
+        raise ValueError(f"explore(preemptions=...) must be at least 0, got {preemptions}")
+    asked = options or Checked()
+    # One launch, one schedule: repeating is done here.
+    quiet = asked.replace(schedules=1, on_finding="warn", replay=None)
+
+    def run(schedule: Schedule, record: bool = False) -> list[Heard]:
+        with scheduled(schedule, record=record), collected_reports() as heard:
+            try:
+                jax.block_until_ready(function(*args, **kwargs))
+            except Exception:
+                # What ended a launch is in its report; any other error is the caller's.
+                if not any(report.findings for report, _ in heard):
+                    raise
+            return list(heard)
+
+    with _exploring, checked(quiet):
+        if asked.replay is not None:
+            return together([run(asked.schedule())])
+        if exhaustive:
+            return _all_schedules(run, schedules, preemptions)
+        first = asked.schedule()
+        return together(
+            [
+                run(dataclasses.replace(first, seed=first.seed + number))
+                for number in range(schedules)
+            ]
+        )
+
+
+def _all_schedules(
+    run: Callable[[Schedule, bool], list[Heard]], schedules: int, preemptions: int | None
+) -> Report:
+    tree = ChoiceTree(preemptions)
+    runs: list[list[Heard]] = []
+    while (choices := tree.next()) is not None and len(runs) < schedules:
+        heard = run(Schedule(strategy="choices", choices=choices), True)
+        if len(heard) != 1:
+            raise ValueError(
+                "an exhaustive exploration needs a function that launches one kernel, and this one "
+                f"launched {len(heard)}"
+            )
+        runs.append(heard)
+        tree.add(heard[0][1]["schedule"])
+    return dataclasses.replace(together(runs), exhaustive=tree.is_done)
+
+
+def together(runs: Sequence[Sequence[Heard]]) -> Report:
+    """One report of several runs, each of which may have launched several kernels."""
+    reports = [report for run in runs for report, _ in run]
+    if not reports:
+        raise ValueError(
+            "the function launched no kernel in checked mode; stock Pallas kernels need "
+            "cokernel.pallas.enabled() around them"
+        )
+    behaviours = {tuple(record["behaviour"] for _, record in run) for run in runs}
+    counts: dict[str, int] = {}
+    for report in reports:
+        for name, count in report.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return Report(
+        kernel=", ".join(dict.fromkeys(report.kernel for report in reports)),
+        findings=merged([finding for report in reports for finding in report.findings]),
+        dropped=max(report.dropped for report in reports),
+        not_checked=tuple(dict.fromkeys(item for report in reports for item in report.not_checked)),
+        notes=tuple(dict.fromkeys(item for report in reports for item in report.notes)),
+        schedules=len(runs),
+        behaviours=len(behaviours),
+        counts=counts,
+    )

@@ -1,0 +1,328 @@
+"""Findings of checked mode: what is wrong, who did it, on which lines, and what to do."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cokernel.checking.advice import advise
+from cokernel.checking.places import Places, code
+from cokernel.checking.schedules import Schedule
+
+# In the order in which a report tells them: what stopped the launch, then what makes it wrong.
+KINDS = (
+    "Deadlock",
+    "Livelock",
+    "OutOfBounds",
+    "Check",
+    "Race",
+    "UninitialisedRead",
+    "NeverWritten",
+    "CopyInFlight",
+    "UnwaitedCopy",
+    "WaitTooLarge",
+    "LeftoverSemaphore",
+    "SemaphoreUnderflow",
+    "SemaphoreOverflow",
+    "ChipLimit",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Party:
+    """One of those that a finding is about: a core, or a DMA that it started.
+
+    Attributes:
+      program: the name of its program.
+      core: the position of its core, as in "core=0 subcore=3".
+      action: what it did: "reads", "writes", "adds to", "signals", "waits for", ...
+      is_dma: whether a DMA did it, for which the line is where the DMA was started.
+      name: the Ref or semaphore, as the program names it.
+      operation: the primitive, such as "dma_start" or "write".
+      file, line, function: the place in the user's program; None where it is not known.
+      code: the text of that line.
+    """
+
+    program: str
+    core: str
+    action: str
+    is_dma: bool
+    name: str
+    operation: str
+    file: str | None
+    line: int | None
+    function: str | None
+    code: str | None
+
+    @property
+    def who(self) -> str:
+        """As in "a DMA of program 'load' on core=0"."""
+        start = "a DMA of program" if self.is_dma else "program"
+        return f"{start} {self.program!r} on {self.core}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a kernel.
+
+    Attributes:
+      kind: one of `KINDS`.
+      sentence: what is wrong, in one sentence.
+      parties: who is involved, the one that met the fault first.
+      name: the Ref or semaphore it is about.
+      indices: for each dimension of the Ref the first and last index, as in "[0:16, 3]"; "" where
+        elements are not what it is about.
+      advice: what to do.
+      replay: the string that replays the schedule which showed it; None where every schedule does.
+      occurrences: how often it was met.
+      details: further lines of text, such as what each core waits for.
+    """
+
+    kind: str
+    sentence: str
+    parties: tuple[Party, ...]
+    name: str
+    indices: str
+    advice: tuple[str, ...]
+    replay: str | None
+    occurrences: int = 1
+    details: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for findings that are the same mistake: same kind, lines, programs and name."""
+        lines = tuple((p.program, p.action, p.is_dma, p.file, p.line) for p in self.parties)
+        return (self.kind, self.name, lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as plain data, for JSON."""
+        return {**dataclasses.asdict(self), "parties": [*map(dataclasses.asdict, self.parties)]}
+
+    def text(self) -> str:
+        """The finding as lines of text."""
+        lines = [f"{self.kind}: {self.sentence}"]
+        if self.occurrences > 1:
+            lines.append(f"  met {self.occurrences} times")
+        for party in self.parties:
+            lines.append(f"  {party.who} {party.action}".rstrip())
+            lines.append(f"    at {_where(party)}")
+            if party.code:
+                lines.append(f"        {party.code}")
+        lines += [f"  {line}" if line else "" for line in self.details]
+        if self.advice:
+            lines.append("  What to do:")
+            lines += [f"    - {item}" for item in self.advice]
+        if self.replay is not None:
+            lines.append(f'  Replay: cokernel.Checked(replay="{self.replay}")')
+        return "\n".join(lines)
+
+
+def _where(party: Party) -> str:
+    if party.file is None:
+        return "a line that is not known"
+    function = (party.function or "").replace(".<locals>", "")
+    return f"{party.file}:{party.line}" + (f" in {function}" if function else "")
+
+
+ACTIONS = {
+    "read": "reads",
+    "write": "writes",
+    "atomic update": "adds to",
+    "update": "updates",
+    "copy reads": "reads",
+    "copy writes": "writes",
+    "signal": "signals",
+    "wait": "waits for",
+    "allocate": "allocates",
+}
+
+
+def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
+    """Puts what the runtime recorded into words.
+
+    Args:
+      raw: one of the record's "findings".
+      places: the names of the kernel's sites, cores and memory.
+    """
+    parties = tuple(
+        party_of(raw[key], places) for key in ("first", "second") if raw.get(key) is not None
+    )
+    name, indices = _memory(raw, parties, places)
+    schedule = raw.get("schedule")
+    return Finding(
+        kind=raw["kind"],
+        sentence=SENTENCES[raw["kind"]](raw, parties, f"{name}{indices}"),
+        parties=parties,
+        name=name,
+        indices=indices,
+        advice=tuple(advise(raw, parties, name)),
+        replay=replay_text(schedule) if schedule is not None else None,
+        occurrences=raw.get("occurrences", 1),
+    )
+
+
+def party_of(raw: Mapping[str, Any], places: Places) -> Party:
+    """Names one of the parties of a finding."""
+    site = places.site(raw.get("dma_site" if raw.get("is_dma") else "site")) or {}
+    own = places.site(raw.get("site")) or site
+    return Party(
+        program=raw["program_name"],
+        core=places.core(raw["program"], raw["coordinates"]),
+        action=ACTIONS.get(raw["access"], raw["access"]),
+        is_dma=bool(raw.get("is_dma")),
+        name=own.get("name") or site.get("name") or "",
+        operation=site.get("operation") or "",
+        file=site.get("file"),
+        line=site.get("line"),
+        function=site.get("function"),
+        code=code(site) if site else None,
+    )
+
+
+def replay_text(schedule: Mapping[str, Any]) -> str:
+    """The string that replays what the runtime says of a schedule."""
+    return Schedule(
+        strategy=schedule["strategy"],
+        seed=schedule.get("seed", 0),
+        depth=schedule.get("depth", 3),
+        launch=max(schedule.get("launch", 0), 0),
+        choices=tuple(schedule.get("choices", ())),
+    ).to_text()
+
+
+def _memory(raw: Mapping[str, Any], parties: Sequence[Party], places: Places) -> tuple[str, str]:
+    """The Ref that a finding is about, and the part of it."""
+    fallback = next((party.name for party in parties if party.name), "a Ref")
+    memory = raw.get("memory")
+    if memory is None:
+        semaphore = raw.get("semaphore")
+        place = places.semaphore(semaphore) if semaphore is not None else None
+        return (place.element if place is not None else fallback), ""
+    ref = places.ref(memory, [party.name for party in parties])
+    if ref is None:
+        return fallback, f" ({memory['bytes']} bytes)"
+    inside = memory["offset"] - ref["offset"]
+    return ref["name"], index_range(ref["shape"], ref["itemsize"], inside, memory["bytes"])
+
+
+def index_range(shape: Sequence[int], itemsize: int, offset: int, size: int) -> str:
+    """The smallest box of a row-major array that holds some of its bytes, as in "[2, 0:16]".
+
+    Args:
+      shape: of the array.
+      itemsize: bytes of one element.
+      offset: the first byte, from the start of the array.
+      size: how many bytes.
+    """
+    if not shape:
+        return ""
+    first = offset // itemsize
+    last = (offset + max(size, 1) - 1) // itemsize
+    parts = []
+    rest = math.prod(shape)
+    for extent in shape:
+        rest //= extent or 1
+        low, high = first // rest, last // rest
+        if low == high:
+            parts.append(str(low))
+            first, last = first - low * rest, last - high * rest
+        else:
+            parts.append(f"{low}:{high + 1}")
+            # Below a range that spans several, everything may be touched.
+            first, last = 0, rest - 1
+    return f"[{', '.join(parts)}]"
+
+
+def _race(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    one, other = parties
+    if one.program == other.program and one.core == other.core:
+        relation = "without waiting for it"
+        return (
+            f"{one.who} {one.action} {what} that {other.who} {other.action}, {relation}"
+            if one.is_dma != other.is_dma
+            else f"two DMAs of program {one.program!r} on {one.core} both touch {what}, and "
+            "nothing orders them"
+        )
+    return (
+        f"{one.who} {one.action} {what}, which {other.who} {other.action}, and nothing orders the "
+        "two"
+    )
+
+
+def _uninitialised(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    use = {
+        "branch": "decides a branch",
+        "index": "is used as an index",
+        "output": "ends in an output of the kernel",
+        "amount": "is used as an amount",
+        "callback": "is handed to Python",
+    }.get(str(raw.get("use")), "is used")
+    return f"{parties[0].who} reads {what}, which nobody has written, and the value {use}"
+
+
+def _leftover(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    return (
+        f"semaphore {what!r} still counts {raw['value']} at the end of its scope, so more was "
+        "signalled than waited for"
+    )
+
+
+def _unwaited(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    return (
+        f"{parties[0].who} was started, and nobody waited for the {raw.get('moved', 0)} bytes it "
+        f"signals to {what!r}"
+    )
+
+
+def _in_flight(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    return f"{parties[0].who} may still be copying when the scope of {what} ends"
+
+
+def _too_large(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    return (
+        f"{parties[0].who} waits for {raw['wanted']} bytes on {what!r}, but the copy it stands for "
+        f"moved {raw['moved']}"
+    )
+
+
+def _never_written(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    count = raw.get("count", 0)
+    elements = "element has" if count == 1 else "elements have"
+    return f"output {what}: {count} {elements} never been written"
+
+
+def _underflow(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    return f"{parties[0].who} takes {raw['wanted']} from {what!r}, which counts {raw['value']}"
+
+
+def _overflow(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    return (
+        f"{parties[0].who} brings {what!r} to {raw['value']}, which is more than a semaphore of "
+        "the chip counts to"
+    )
+
+
+def _livelock(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    return (
+        f"{parties[0].who} polls {what!r} and can make no progress: every core that has not "
+        "finished only polls, and nobody is left who could change what is polled"
+    )
+
+
+def _other(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    return str(raw.get("text", what))
+
+
+SENTENCES = {
+    **dict.fromkeys(KINDS, _other),
+    "Race": _race,
+    "UninitialisedRead": _uninitialised,
+    "NeverWritten": _never_written,
+    "CopyInFlight": _in_flight,
+    "UnwaitedCopy": _unwaited,
+    "WaitTooLarge": _too_large,
+    "LeftoverSemaphore": _leftover,
+    "SemaphoreUnderflow": _underflow,
+    "SemaphoreOverflow": _overflow,
+    "Livelock": _livelock,
+}

@@ -1,0 +1,244 @@
+"""The report of a checked launch, or of several: its findings, and what could not be checked."""
+
+import contextlib
+import dataclasses
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cokernel.checking.failures import describe
+from cokernel.checking.findings import KINDS, Finding, finding_of, replay_text
+from cokernel.checking.options import Checked
+from cokernel.checking.places import Places
+
+
+class CheckWarning(UserWarning):
+    """A finding of checked mode where options say that findings only warn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What checked mode has to say.
+
+    Attributes:
+      kernel: the name of the kernel.
+      findings: what is wrong, what stopped a launch first.
+      dropped: how many different findings there was no room for.
+      not_checked: what checked mode could not see, such as a primitive that went through XLA, as
+        sentences. What is listed here is neither right nor wrong.
+      notes: what is worth knowing though nothing is wrong with the run.
+      schedules: under how many schedules the kernel ran.
+      behaviours: how many of them ordered the synchronisation differently.
+      exhaustive: whether those were all there are within the bound that was asked for.
+      counts: how many "accesses", "signals", "waits" and "dmas" were looked at.
+    """
+
+    kernel: str
+    findings: tuple[Finding, ...] = ()
+    dropped: int = 0
+    not_checked: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    schedules: int = 1
+    behaviours: int = 1
+    exhaustive: bool = False
+    counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was found and everything was looked at."""
+        return not (self.findings or self.dropped or self.not_checked)
+
+    def of_kind(self, kind: str) -> list[Finding]:
+        """The findings of one kind.
+
+        Raises:
+          ValueError: if there is no such kind.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"there is no kind {kind!r}; there are {', '.join(KINDS)}")
+        return [finding for finding in self.findings if finding.kind == kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, for JSON."""
+        return {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "findings": [finding.to_dict() for finding in self.findings],
+            "counts": dict(self.counts),
+        }
+
+    def headline(self) -> str:
+        """One line that says how it stands."""
+        runs = "" if self.schedules == 1 else f" under {self.schedules} schedules"
+        if not self.findings:
+            verdict = "nothing found" if not self.not_checked else "nothing found in what was seen"
+            return f"Checked: kernel {self.kernel!r}{runs}: {verdict}."
+        kinds: dict[str, int] = {}
+        for finding in self.findings:
+            kinds[finding.kind] = kinds.get(finding.kind, 0) + 1
+        counted = ", ".join(
+            kind if count == 1 else f"{count} x {kind}" for kind, count in kinds.items()
+        )
+        return f"Checked: kernel {self.kernel!r}{runs}: {counted}."
+
+    def __str__(self) -> str:
+        lines = [self.headline()]
+        for finding in self.findings:
+            lines += ["", finding.text()]
+        if self.dropped:
+            lines += ["", f"... and {self.dropped} more; max_findings says how many are kept."]
+        for title, items in (("Not checked:", self.not_checked), ("Notes:", self.notes)):
+            if items:
+                lines += ["", title, *(f"  - {item}" for item in items)]
+        if self.schedules > 1:
+            extent = "all there are within the bound" if self.exhaustive else "not all there may be"
+            lines += ["", f"{self.behaviours} different behaviours were seen, {extent}."]
+        return "\n".join(lines)
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from cokernel.checking.terminal import render
+
+        yield from render(self)
+
+
+def report_of(
+    record: Mapping[str, Any],
+    places: Places,
+    *,
+    not_checked: Sequence[str] = (),
+    chip: Sequence[Finding] = (),
+    notes: Sequence[str] = (),
+) -> Report:
+    """Puts what the runtime recorded of a launch into words.
+
+    Args:
+      record: what the runtime hands over at the end of a checked launch.
+      places: the names of the kernel's sites, cores and memory.
+      not_checked, notes: what the compiler knows that the runtime does not.
+      chip: where the kernel asks for more than the target chip has.
+    """
+    found = [finding_of(raw, places) for raw in record["findings"]]
+    failure = record.get("failure")
+    if failure is not None:
+        found.append(_failure_finding(failure, record, places))
+    findings = merged([*found, *chip])
+    return Report(
+        kernel=record["executable"],
+        findings=findings,
+        dropped=record.get("dropped", 0),
+        not_checked=tuple(not_checked),
+        notes=tuple(notes),
+        schedules=record.get("schedules", 1),
+        behaviours=record.get("behaviours", 1),
+        counts=record.get("counts", {}),
+    )
+
+
+def _failure_finding(
+    failure: Mapping[str, Any], record: Mapping[str, Any], places: Places
+) -> Finding:
+    """The finding that a failure is which ended the launch."""
+    headline, *rest = describe(failure, places.sites, places.memory).splitlines()
+    kind, _, sentence = headline.partition(": ")
+    site = places.site(failure.get("site"))
+    schedule = failure.get("schedule") or record.get("schedule")
+    return Finding(
+        kind=kind,
+        sentence=sentence,
+        parties=(),
+        name=(site or {}).get("name", ""),
+        indices="",
+        advice=(),
+        replay=replay_text(schedule) if schedule else None,
+        details=tuple(rest),
+    )
+
+
+def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings in the order of `KINDS`, equal ones counted instead of repeated."""
+    by_identity: dict[Any, Finding] = {}
+    for finding in findings:
+        # What ended a launch names its cores in the details, where it has no parties.
+        key = (*finding.identity, finding.sentence if not finding.parties else "")
+        known = by_identity.get(key)
+        by_identity[key] = (
+            finding
+            if known is None
+            else dataclasses.replace(known, occurrences=known.occurrences + finding.occurrences)
+        )
+    order = {kind: number for number, kind in enumerate(KINDS)}
+    return tuple(
+        sorted(by_identity.values(), key=lambda finding: order.get(finding.kind, len(KINDS)))
+    )
+
+
+class _Reports:
+    """The last report of the process, and those who listen for reports."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.last: Report | None = None
+        self._listeners: list[list[tuple[Report, Mapping[str, Any]]]] = []
+
+    def add(self, report: Report, record: Mapping[str, Any]) -> bool:
+        """Keeps a report; whether anybody listens."""
+        with self._lock:
+            self.last = report
+            for listener in self._listeners:
+                listener.append((report, record))
+            return bool(self._listeners)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[list[tuple[Report, Mapping[str, Any]]]]:
+        heard: list[tuple[Report, Mapping[str, Any]]] = []
+        with self._lock:
+            self._listeners.append(heard)
+        try:
+            yield heard
+        finally:
+            with self._lock:
+                # By identity: two listeners that have heard the same are equal lists.
+                self._listeners = [other for other in self._listeners if other is not heard]
+
+
+_reports = _Reports()
+
+
+def last_report() -> Report | None:
+    """Returns the report of the checked launch that ended last, None if there was none yet.
+
+    A launch runs asynchronously: wait for its results (`jax.block_until_ready`) before you ask.
+    """
+    return _reports.last
+
+
+def collected_reports() -> contextlib.AbstractContextManager[
+    list[tuple[Report, Mapping[str, Any]]]
+]:
+    """Collects, within a `with` block, the reports of all launches that end, with their records."""
+    return _reports.listening()
+
+
+def finish_launch(
+    record: Mapping[str, Any],
+    *,
+    options: Checked,
+    sites: Sequence[Mapping[str, Any]],
+    memory: Mapping[str, Any],
+    not_checked: Sequence[str] = (),
+    chip: Sequence[Finding] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """Makes and keeps the report of a launch; the runtime calls this at its end.
+
+    Returns:
+      The text of the error that the launch raises, "" if it raises none.
+    """
+    places = Places(sites, memory)
+    report = report_of(record, places, not_checked=not_checked, chip=chip, notes=notes)
+    is_heard = _reports.add(report, record)
+    if record.get("failure") is None and (options.on_finding == "warn" or not report.findings):
+        if not is_heard and (report.findings or report.not_checked or report.notes):
+            warnings.warn(str(report), CheckWarning, stacklevel=2)
+        return ""
+    return str(report)

@@ -1,0 +1,66 @@
+"""Reports in colour, for terminals."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cokernel.checking.findings import Finding, Party
+    from cokernel.checking.report import Report
+
+
+def render(report: "Report") -> Iterator[Any]:
+    """Yields what rich prints for a report: a panel for each finding, then what was not seen."""
+    from rich.text import Text
+
+    yield Text(report.headline(), "bold green" if report.is_clean else "bold")
+    for finding in report.findings:
+        yield _panel(finding)
+    if report.dropped:
+        yield Text(f"... and {report.dropped} more")
+    for title, items in (("Not checked", report.not_checked), ("Notes", report.notes)):
+        for item in items:
+            yield Text.assemble((f"{title}: ", "yellow"), item)
+    if report.schedules > 1:
+        extent = "all within the bound" if report.exhaustive else "not all there may be"
+        yield Text(f"{report.behaviours} different behaviours seen, {extent}", "dim")
+
+
+def _panel(finding: "Finding") -> Any:
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    parts: list[Any] = [Text(finding.sentence)]
+    for party in finding.parties:
+        parts += _party(party)
+    parts += [Text(line, "dim") for line in finding.details]
+    parts += [Text.assemble(("-> ", "green"), item) for item in finding.advice]
+    if finding.replay is not None:
+        parts.append(Text(f'replay: cokernel.Checked(replay="{finding.replay}")', "dim"))
+    times = f" (met {finding.occurrences} times)" if finding.occurrences > 1 else ""
+    return Panel(
+        Group(*parts),
+        title=Text(f"{finding.kind}{times}", "bold red"),
+        title_align="left",
+        border_style="red",
+    )
+
+
+def _party(party: "Party") -> list[Any]:
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    lines: list[Any] = [Text.assemble("\n", (party.who, "bold"), f" {party.action}")]
+    if party.file is not None:
+        lines.append(Text(f"  {party.file}:{party.line}", "cyan"))
+    if party.code and party.line is not None:
+        lines.append(
+            Syntax(
+                party.code,
+                "python",
+                line_numbers=True,
+                start_line=party.line,
+                background_color="default",
+            )
+        )
+    return lines

@@ -1,0 +1,120 @@
+"""The tree of all schedules of a small kernel, visited depth first.
+
+Every decision of a run is a node: which of several agents takes the next step. Runs that differ
+only in the order of steps on different objects behave alike; sleep sets (P. Godefroid,
+"Partial-Order Methods for the Verification of Concurrent Systems", 1996) leave out the repetitions.
+Under a bound on preemptions they could leave out a behaviour whose other order exceeds the bound,
+so they are used only without one.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# What an agent does next: its number, the operation, and the object that it touches (-1: several,
+# or not known).
+Step = tuple[int, str, int]
+
+
+@dataclasses.dataclass
+class _Node:
+    """One decision of the run that was taken last."""
+
+    steps: list[Step]
+    # Whether the first step goes on with the agent that took the one before.
+    continues: bool
+    chosen: int
+    # Interruptions of an agent that could go on, up to this decision.
+    preemptions: int
+    tried: set[int]
+    # Steps that need not be tried here: some earlier branch has had them.
+    asleep: frozenset[Step]
+
+    def costs(self, choice: int) -> int:
+        """The interruptions up to the next decision, under some choice at this one."""
+        return self.preemptions + (self.continues and choice != 0)
+
+
+class ChoiceTree:
+    """Says which choices to take in the next run, given what the earlier ones met.
+
+    Args:
+      preemptions: how many times an agent may be interrupted although it could go on, None for any
+        number.
+    """
+
+    def __init__(self, preemptions: int | None):
+        self._bound = preemptions
+        self._path: list[_Node] = []
+        self._has_begun = False
+        self.is_done = False
+
+    def next(self) -> tuple[int, ...] | None:
+        """The choices with which the next run begins; None when there is none left."""
+        if not self._has_begun:
+            self._has_begun = True
+            return ()
+        while self._path:
+            node = self._path[-1]
+            choice = self._untried(node)
+            if choice is not None:
+                node.chosen = choice
+                node.tried.add(choice)
+                return tuple(other.chosen for other in self._path)
+            self._path.pop()
+        self.is_done = True
+        return None
+
+    def add(self, schedule: Mapping[str, Any]) -> None:
+        """Takes in what a run met: its "choices", "candidates" and "continuing", per decision.
+
+        Raises:
+          RuntimeError: if the run did not follow the choices it was given, that is, if the kernel
+            depends on something else than its schedule.
+        """
+        met = zip(schedule["choices"], schedule["candidates"], schedule["continuing"], strict=True)
+        for depth, (choice, candidates, continues) in enumerate(met):
+            steps = [tuple(step) for step in candidates]
+            if depth < len(self._path):
+                self._check_repeats(depth, choice, steps)
+                continue
+            asleep = self._asleep_below()
+            preemptions = self._path[-1].costs(self._path[-1].chosen) if self._path else 0
+            self._path.append(_Node(steps, continues, choice, preemptions, {choice}, asleep))
+            if steps[choice] in asleep:
+                # From here on the run repeats an earlier one; another choice here may not.
+                return
+
+    def _check_repeats(self, depth: int, choice: int, steps: Sequence[Step]) -> None:
+        node = self._path[depth]
+        if choice != node.chosen or steps != node.steps:
+            raise RuntimeError(
+                f"decision {depth} of the kernel was another one than in the run before, although "
+                "all decisions before it were the same: its programs depend on something that the "
+                "schedule does not fix, such as a callback or the values of its arguments"
+            )
+
+    def _untried(self, node: _Node) -> int | None:
+        for choice, step in enumerate(node.steps):
+            if choice in node.tried:
+                continue
+            if self._bound is not None:
+                if node.costs(choice) <= self._bound:
+                    return choice
+            elif step not in node.asleep:
+                return choice
+        return None
+
+    def _asleep_below(self) -> frozenset[Step]:
+        """What sleeps at the decision that follows the path."""
+        if not self._path or self._bound is not None:
+            return frozenset()
+        node = self._path[-1]
+        taken = node.steps[node.chosen]
+        earlier = {node.steps[choice] for choice in node.tried if choice != node.chosen}
+        return frozenset(step for step in node.asleep | earlier if _are_independent(step, taken))
+
+
+def _are_independent(one: Step, other: Step) -> bool:
+    """Whether two steps have the same effect in either order."""
+    return one[0] != other[0] and -1 not in (one[2], other[2]) and one[2] != other[2]

@@ -1,0 +1,244 @@
+"""Findings put into words, from records as the runtime makes them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cokernel.checking import report
+from cokernel.checking.findings import KINDS, finding_of, index_range
+from cokernel.checking.options import Checked
+from cokernel.checking.places import Places
+
+SITES = [
+    {
+        "program": "worker",
+        "program_number": 0,
+        "operation": operation,
+        "name": name,
+        "file": __file__,
+        "line": line,
+        "function": "worker",
+    }
+    for operation, name, line in [
+        ("write", "acc", 1),
+        ("read", "total", 3),
+        ("dma_start", "window", 6),
+        ("semaphore_signal", "done", 7),
+    ]
+]
+MEMORY = {
+    "axes": [["core"]],
+    "semaphores": {"0": [[0, 32, "done", [2]]]},
+    "instances": {},
+    "refs": [
+        {
+            "owner": "shared",
+            "program": None,
+            "buffer": None,
+            "offset": 64,
+            "bytes": 512,
+            "name": "acc",
+            "shape": [8, 16],
+            "dtype": "float32",
+            "itemsize": 4,
+        }
+    ],
+}
+PLACES = Places(SITES, MEMORY)
+SCHEDULE = {"strategy": "random", "seed": 17, "depth": 3, "launch": 2}
+
+
+def party(core, site, access, **more):
+    return {
+        "program": 0,
+        "program_name": "worker",
+        "coordinates": (core,),
+        "index": core,
+        "site": site,
+        "access": access,
+        "is_dma": False,
+        "dma_site": -1,
+        **more,
+    }
+
+
+def race(**changes):
+    raw = {
+        "kind": "Race",
+        "first": party(0, 0, "write"),
+        "second": party(1, 1, "read"),
+        "memory": {
+            "owner": "shared",
+            "index": 0,
+            "program": -1,
+            "offset": 64 + 2 * 64,
+            "bytes": 16,
+            "element_bytes": 4,
+        },
+        "schedule": SCHEDULE,
+        "occurrences": 3,
+    }
+    return {**raw, **changes}
+
+
+def record(*findings, failure=None):
+    return {
+        "executable": "kernel",
+        "findings": list(findings),
+        "dropped": 0,
+        "schedule": SCHEDULE,
+        "behaviour": 1,
+        "counts": {"accesses": 10},
+        "failure": failure,
+    }
+
+
+def test_a_race_names_both_programs_lines_and_the_elements():
+    text = finding_of(race(), PLACES).text()
+    assert "Race: program 'worker' on core=0 writes acc[2, 0:4]" in text
+    assert "program 'worker' on core=1 reads" in text
+    assert f"{__file__}:1 in worker" in text
+    assert f"{__file__}:3 in worker" in text
+    assert "import json" in text
+    assert "met 3 times" in text
+    assert 'replay="ck1:random:2:17"' in text
+    assert "What to do:" in text
+
+
+def test_a_copy_is_told_from_a_core_and_named_by_the_line_that_started_it():
+    copy = party(0, 0, "copy reads", is_dma=True, dma_site=2)
+    finding = finding_of(race(first=party(0, 0, "write"), second=copy), PLACES)
+    assert finding.parties[1].who == "a DMA of program 'worker' on core=0"
+    assert finding.parties[1].line == 6
+    assert "without waiting for it" in finding.sentence
+    assert any("before its source is changed" in item for item in finding.advice)
+
+
+def test_a_leftover_semaphore_is_named_with_its_index_and_count():
+    raw = {
+        "kind": "LeftoverSemaphore",
+        "first": party(1, 3, "signal"),
+        "second": None,
+        "memory": None,
+        "semaphore": {"owner": "private", "program": 0, "index": 0, "offset": 16, "count": 2},
+        "value": 2,
+    }
+    finding = finding_of(raw, PLACES)
+    assert "semaphore 'done[1]' still counts 2" in finding.sentence
+    assert finding.replay is None
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("Race", "LeftoverSemaphore")])
+def test_every_kind_has_a_sentence_that_names_what_it_is_about(kind):
+    raw = race(
+        kind=kind,
+        text="what happened to 'acc'",
+        value=1,
+        wanted=2,
+        moved=3,
+        count=4,
+        use="branch",
+    )
+    finding = finding_of(raw, PLACES)
+    assert "acc" in finding.sentence
+    json.dumps(finding.to_dict())
+
+
+def test_equal_findings_are_counted_and_what_ended_the_launch_comes_first():
+    leftover = race(kind="LeftoverSemaphore", memory=None, second=None, value=1)
+    failure = {
+        "kind": "OutOfBounds",
+        "executable": "kernel",
+        "program": 0,
+        "program_name": "worker",
+        "coordinates": (1,),
+        "index": 1,
+        "site": 0,
+        "dimension": 0,
+        "start": 9,
+        "size": 1,
+        "extent": 8,
+    }
+    made = report.report_of(record(leftover, race(), race(), failure=failure), PLACES)
+    assert [f.kind for f in made.findings] == ["OutOfBounds", "Race", "LeftoverSemaphore"]
+    assert made.findings[1].occurrences == 6
+    assert "asks for index 9 of dimension 0" in made.findings[0].sentence
+    assert "OutOfBounds, Race, LeftoverSemaphore" in made.headline()
+    json.dumps(made.to_dict())
+
+
+def test_a_finding_fails_the_launch_unless_it_shall_only_warn():
+    arguments = {"sites": SITES, "memory": MEMORY}
+    text = report.finish_launch(record(race()), options=Checked(), **arguments)
+    assert "Race" in text
+    assert text == str(report.last_report())
+    with pytest.warns(report.CheckWarning, match="Race"):
+        warned = report.finish_launch(
+            record(race()), options=Checked(on_finding="warn"), **arguments
+        )
+    assert warned == ""
+
+
+def test_a_clean_launch_raises_nothing():
+    assert report.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY) == ""
+    assert report.last_report().is_clean
+
+
+def test_what_was_not_checked_is_never_called_clean():
+    with pytest.warns(report.CheckWarning, match="Not checked"):
+        text = report.finish_launch(
+            record(),
+            options=Checked(),
+            sites=SITES,
+            memory=MEMORY,
+            not_checked=["primitive 'foo' runs through XLA"],
+        )
+    assert text == ""
+    assert not report.last_report().is_clean
+    assert "nothing found in what was seen" in report.last_report().headline()
+
+
+def test_reports_are_heard_by_those_who_collect_them():
+    with report.collected_reports() as outer, report.collected_reports() as inner:
+        report.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY)
+    report.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY)
+    assert len(outer) == len(inner) == 1
+
+
+def test_a_report_is_drawn_for_a_terminal():
+    from rich.console import Console
+
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(report.report_of(record(race()), PLACES))
+    text = console.export_text()
+    assert "Race (met 3 times)" in text
+    assert "import json" not in text.splitlines()[0]
+    assert "ck1:random:2:17" in text
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=3).flatmap(
+        lambda shape: st.tuples(
+            st.just(shape),
+            st.integers(0, math.prod(shape) - 1),
+            st.integers(1, math.prod(shape)),
+        )
+    ),
+    st.sampled_from([1, 2, 4]),
+)
+def test_the_named_indices_cover_the_bytes(case, itemsize):
+    shape, first, count = case
+    count = min(count, math.prod(shape) - first)
+    text = index_range(shape, itemsize, first * itemsize, count * itemsize)
+    array = np.arange(math.prod(shape)).reshape(shape)
+    index = tuple(
+        slice(*map(int, part.split(":"))) if ":" in part else int(part)
+        for part in text.strip("[]").split(", ")
+    )
+    covered = np.atleast_1d(array[index]).ravel()
+    assert set(range(first, first + count)) <= set(covered.tolist())
+    assert covered.min() <= first

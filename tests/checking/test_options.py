@@ -1,0 +1,119 @@
+"""Options of checked mode, from every place they can come from."""
+
+import dataclasses
+
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+import cokernel
+from cokernel.checking import options, state
+from cokernel.checking.options import Checked
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"races": 1}, TypeError, "races"),
+        ({"seed": True}, TypeError, "seed"),
+        ({"seed": -1}, ValueError, "seed"),
+        ({"schedules": 0}, ValueError, "schedules"),
+        ({"strategy": "clever"}, ValueError, "run_to_block"),
+        ({"fill": 256}, ValueError, "0 to 255"),
+        ({"fill": "ones"}, ValueError, "zeros"),
+        ({"chip_limits": "maybe"}, ValueError, "warn"),
+        ({"on_finding": "ignore"}, ValueError, "raise"),
+        ({"replay": "xyz"}, ValueError, "ck1:random"),
+    ],
+)
+def test_a_meaningless_option_is_refused_by_name(fields, error, words):
+    with pytest.raises(error, match=words):
+        Checked(**fields)
+
+
+@pytest.mark.parametrize("text", ["1", " 1 "])
+def test_the_environment_variable_turns_the_defaults_on(text):
+    assert options.from_environment({options.VARIABLE: text}) == Checked()
+
+
+@pytest.mark.parametrize("text", ["", "0"])
+def test_an_empty_environment_variable_means_native(text):
+    assert options.from_environment({options.VARIABLE: text}) is None
+    assert options.from_environment({}) is None
+
+
+def test_options_are_written_as_pairs():
+    text = "seed=3, schedules=20, races=off, fill=7, strategy=pct"
+    expected = Checked(seed=3, schedules=20, races=False, fill=7, strategy="pct")
+    assert options.from_text(text) == expected
+
+
+@pytest.mark.parametrize("text", ["sed=3", "races", "seed=x", "races=perhaps"])
+def test_a_part_that_is_not_understood_is_named(text):
+    with pytest.raises(ValueError, match=text.partition("=")[0]):
+        options.from_text(text)
+
+
+def test_every_field_of_jax_s_parameters_has_its_meaning():
+    params = pltpu.InterpretParams(
+        detect_races=True,
+        on_race="warn",
+        uninitialized_memory="zero",
+        random_seed=9,
+        dma_execution_mode="eager",
+        buffer_bounds="padded",
+    )
+    assert options.from_interpret(params) == Checked(
+        races=True,
+        on_finding="warn",
+        fill="zeros",
+        seed=9,
+        strategy="run_to_block",
+        padded_tiles=True,
+    )
+    defaults = options.from_interpret(pltpu.InterpretParams())
+    assert defaults == Checked(races=False, strategy="delay_dma")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"out_of_bounds_reads": "uninitialized"}, {"skip_floating_point_ops": True}]
+)
+def test_parameters_of_jax_that_ask_for_wrong_answers_are_refused(fields):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        options.from_interpret(pltpu.InterpretParams(**fields))
+
+
+def test_booleans_mean_native():
+    assert options.from_interpret(False) is options.from_interpret(True) is None
+
+
+@pytest.mark.parametrize("interpret", ["checked", 3, Checked])
+def test_anything_else_is_refused(interpret):
+    with pytest.raises(TypeError, match="interpret"):
+        options.from_interpret(interpret)
+
+
+def test_a_block_asks_for_checked_mode_and_a_kernel_s_own_wish_goes_first():
+    assert state.effective(False) is None
+    with cokernel.checked(seed=1):
+        assert state.effective(False) == Checked(seed=1)
+        assert state.effective(Checked(seed=2)) == Checked(seed=2)
+        with cokernel.checked(Checked(seed=3), races=False):
+            assert state.current() == Checked(seed=3, races=False)
+        assert state.current() == Checked(seed=1)
+    assert state.current() is None
+
+
+def test_a_decorated_function_runs_in_checked_mode():
+    @cokernel.checked(seed=4)
+    def function():
+        return state.current()
+
+    assert function() == Checked(seed=4)
+    assert state.current() is None
+
+
+def test_the_runtime_is_handed_plain_data():
+    handed = Checked(seed=5, strategy="pct", depth=2).for_runtime()
+    assert handed["schedule"]["seed"] == 5
+    assert handed["schedule"]["depth"] == 2
+    assert set(handed) <= {field.name for field in dataclasses.fields(Checked)} | {"schedule"}
