@@ -1,4 +1,4 @@
-"""The `cokernel` command: `doctor` says what the machine offers, `demo` runs the first example."""
+"""The `cokernel` command: what the machine offers, the first example, and checking a script."""
 
 import argparse
 import importlib
@@ -184,14 +184,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser(
         "demo", help="run one kernel of three programs on real input", add_help=False
     )
+    commands.add_parser(
+        "check", help="run a script with every kernel in checked mode", add_help=False
+    )
     options, rest = parser.parse_known_args(arguments)
     if options.version:
         print(f"cokernel {_version('cokernel')}")
         return 0
     if options.command is None:
-        parser.error("name a command: doctor or demo")
+        parser.error("name a command: doctor, demo or check")
     if options.command == "demo":
         return demo(rest)
+    if options.command == "check":
+        return importlib.import_module("cokernel.checking.command").main(rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return doctor()

@@ -10,7 +10,7 @@ import jax
 
 from cokernel import _runtime
 from cokernel.checking.options import Checked
-from cokernel.checking.report import Report, collected_reports, merged
+from cokernel.checking.report import Report, collected_reports, combined
 from cokernel.checking.schedules import Schedule
 from cokernel.checking.state import checked
 from cokernel.checking.tree import ChoiceTree
@@ -130,17 +130,4 @@ def together(runs: Sequence[Sequence[Heard]]) -> Report:
             "cokernel.pallas.enabled() around them"
         )
     behaviours = {tuple(record["behaviour"] for _, record in run) for run in runs}
-    counts: dict[str, int] = {}
-    for report in reports:
-        for name, count in report.counts.items():
-            counts[name] = counts.get(name, 0) + count
-    return Report(
-        kernel=", ".join(dict.fromkeys(report.kernel for report in reports)),
-        findings=merged([finding for report in reports for finding in report.findings]),
-        dropped=max(report.dropped for report in reports),
-        not_checked=tuple(dict.fromkeys(item for report in reports for item in report.not_checked)),
-        notes=tuple(dict.fromkeys(item for report in reports for item in report.notes)),
-        schedules=len(runs),
-        behaviours=len(behaviours),
-        counts=counts,
-    )
+    return dataclasses.replace(combined(reports), schedules=len(runs), behaviours=len(behaviours))

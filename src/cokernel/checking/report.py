@@ -172,6 +172,30 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     )
 
 
+def combined(reports: Sequence[Report]) -> Report:
+    """One report of several launches, of one kernel or of more, with equal findings merged.
+
+    Raises:
+      ValueError: if there is no report.
+    """
+    if not reports:
+        raise ValueError("there is no report to combine")
+    counts: dict[str, int] = {}
+    for report in reports:
+        for name, count in report.counts.items():
+            counts[name] = counts.get(name, 0) + count
+    return Report(
+        kernel=", ".join(dict.fromkeys(report.kernel for report in reports)),
+        findings=merged([finding for report in reports for finding in report.findings]),
+        dropped=max(report.dropped for report in reports),
+        not_checked=tuple(dict.fromkeys(item for report in reports for item in report.not_checked)),
+        notes=tuple(dict.fromkeys(item for report in reports for item in report.notes)),
+        schedules=max(report.schedules for report in reports),
+        behaviours=max(report.behaviours for report in reports),
+        counts=counts,
+    )
+
+
 class _Reports:
     """The last report of the process, and those who listen for reports."""
 
