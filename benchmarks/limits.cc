@@ -1,129 +1,12 @@
-// What the machine can do: the movement and the arithmetic of the benchmark kernels, written by
-// hand.
-//
-// benchmarks/native.py builds this with -O3 -march=native and calls it through ctypes. Every
-// function runs its work `repetitions` times and returns the median time of one, in seconds. A null
-// `out` means memory that is allocated for each repetition, as XLA allocates the result of a
-// kernel.
+// What the machine can do: its memory, its arithmetic, and the ways to wake a thread.
 
-#include <sys/mman.h>
+#include "limits.h"
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <condition_variable>
-#include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <mutex>
-#include <thread>
-#include <vector>
 
 namespace {
-
-constexpr int64_t kSubcores = 32;
-constexpr int64_t kLanes = 16;
-
-double seconds() {
-  auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
-// Tells the processor that this is a loop that waits.
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Threads that spin between pieces of work, so that no time goes into waking them.
-class Team {
- public:
-  explicit Team(int threads) : threads_(threads) {
-    for (int thread = 1; thread < threads; ++thread) {
-      helpers_.emplace_back([this, thread] { help(thread); });
-    }
-  }
-
-  ~Team() {
-    stop_ = true;
-    for (auto& helper : helpers_) helper.join();
-  }
-
-  // Calls work(subcore) for every subcore, dealt out to the threads in turn.
-  void run(const std::function<void(int64_t)>& work) {
-    work_ = &work;
-    busy_ = threads_ - 1;
-    generation_.fetch_add(1, std::memory_order_release);
-    deal(0);
-    while (busy_.load(std::memory_order_acquire) != 0) pause();
-  }
-
- private:
-  void deal(int thread) {
-    for (int64_t subcore = thread; subcore < kSubcores; subcore += threads_) (*work_)(subcore);
-  }
-
-  void help(int thread) {
-    for (int64_t seen = 0;;) {
-      while (generation_.load(std::memory_order_acquire) == seen) {
-        if (stop_.load(std::memory_order_relaxed)) return;
-        pause();
-      }
-      ++seen;
-      deal(thread);
-      busy_.fetch_sub(1, std::memory_order_release);
-    }
-  }
-
-  const int threads_;
-  std::vector<std::thread> helpers_;
-  const std::function<void(int64_t)>* work_ = nullptr;
-  std::atomic<int64_t> generation_{0};
-  std::atomic<int> busy_{0};
-  std::atomic<bool> stop_{false};
-};
-
-double median_time(int64_t repetitions, const std::function<void()>& work) {
-  work();
-  std::vector<double> times;
-  for (int64_t i = 0; i < repetitions; ++i) {
-    double start = seconds();
-    work();
-    times.push_back(seconds() - start);
-  }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
-}
-
-// New memory for a result, in large pages where the system offers them on request, as Cokernel asks
-// for them too.
-float* allocate(int64_t size) {
-  constexpr size_t kLargePage = size_t{2} << 20;
-  size_t bytes = size * sizeof(float);
-  bool large = bytes >= 2 * kLargePage;
-  size_t alignment = large ? kLargePage : 64;
-  bytes = (bytes + alignment - 1) / alignment * alignment;
-  void* block = std::aligned_alloc(alignment, bytes);
-#if defined(MADV_HUGEPAGE)
-  if (large) madvise(block, bytes, MADV_HUGEPAGE);
-#endif
-  return static_cast<float*>(block);
-}
-
-// Runs work(subcore, out) on all subcores, with memory of `size` floats for the result.
-double run_on_subcores(int threads, int64_t repetitions, int64_t size, float* out,
-                       const std::function<void(int64_t, float*)>& work) {
-  Team team(threads);
-  return median_time(repetitions, [&] {
-    float* target = out ? out : allocate(size);
-    team.run([&](int64_t subcore) { work(subcore, target); });
-    if (!out) std::free(target);
-  });
-}
 
 // Two cores and what they do next, for a round trip without threads: the least a scheduler can do.
 struct Core {
@@ -205,38 +88,6 @@ double round_trip_one_thread(int64_t rounds) {
   return (seconds() - start) / static_cast<double>(rounds);
 }
 
-// out[i] = table[indices[i]], by windows of rows that are first collected in memory of the
-// subcore's own.
-double gather(const float* table, const int32_t* indices, float* out, int64_t rows, int64_t width,
-              int64_t window, int threads, int64_t repetitions) {
-  const int64_t share = rows / kSubcores;
-  return run_on_subcores(threads, repetitions, rows * width, out, [=](int64_t subcore, float* to) {
-    std::vector<int32_t> chosen(window);
-    std::vector<float> collected(window * width);
-    for (int64_t row = subcore * share; row < (subcore + 1) * share; row += window) {
-      std::memcpy(chosen.data(), indices + row, window * sizeof(int32_t));
-      for (int64_t i = 0; i < window; ++i) {
-        std::memcpy(&collected[i * width], table + chosen[i] * width, width * sizeof(float));
-      }
-      std::memcpy(to + row * width, collected.data(), window * width * sizeof(float));
-    }
-  });
-}
-
-// out = x * 2 + 1, by windows that are copied into memory of the subcore's own and out of it.
-double affine(const float* x, float* out, int64_t size, int64_t window, int threads,
-              int64_t repetitions) {
-  const int64_t share = size / kSubcores;
-  return run_on_subcores(threads, repetitions, size, out, [=](int64_t subcore, float* to) {
-    std::vector<float> in(window), result(window);
-    for (int64_t at = subcore * share; at < (subcore + 1) * share; at += window) {
-      std::memcpy(in.data(), x + at, window * sizeof(float));
-      for (int64_t i = 0; i < window; ++i) result[i] = in[i] * 2 + 1;
-      std::memcpy(to + at, result.data(), window * sizeof(float));
-    }
-  });
-}
-
 // Iterates x -> 2.9 x (1 - x) on sixteen lanes for each subcore.
 double iterate(const float* x, float* out, int64_t steps, int threads, int64_t repetitions) {
   const int64_t size = kSubcores * kLanes;
@@ -247,6 +98,49 @@ double iterate(const float* x, float* out, int64_t steps, int threads, int64_t r
       for (float& lane : lanes) lane = 2.9f * lane * (1 - lane);
     }
     std::memcpy(to + subcore * kLanes, lanes, sizeof lanes);
+  });
+}
+
+// Reads `read` bytes and writes `written` bytes with all threads, as fast as their memory allows.
+double traffic(int64_t read, int64_t written, int threads, int64_t repetitions) {
+  constexpr int64_t kPiece = 4096;
+  const int64_t pieces = (std::max(read, written) + kPiece - 1) / kPiece;
+  std::vector<char> source(read + 1, 1), target(written + 1, 1);
+  std::atomic<int64_t> seen{0};
+  return run_on_subcores(threads, repetitions, 0, nullptr, [&](int64_t subcore, float*) {
+    int64_t sum = 0;
+    const int64_t end = (subcore + 1) * pieces / kSubcores;
+    for (int64_t piece = subcore * pieces / kSubcores; piece < end; ++piece) {
+      const int64_t from = piece * read / pieces, to = (piece + 1) * read / pieces;
+      const int64_t start = piece * written / pieces, stop = (piece + 1) * written / pieces;
+      if (read == written) {
+        std::memcpy(&target[start], &source[from], to - from);
+        continue;
+      }
+      for (int64_t i = from; i < to; i += 64) sum += source[i];
+      std::memset(&target[start], static_cast<int>(piece), stop - start);
+    }
+    seen += sum;
+  });
+}
+
+// Does `count` multiplications with additions in float32 with all threads, in registers.
+double multiply_adds(int64_t count, int threads, int64_t repetitions) {
+  // Enough independent sums, in the widest vectors, that the units never wait for a result.
+  constexpr int kSums = 12;
+  using Vector __attribute__((vector_size(64))) = float;
+  const int64_t steps = count / (kSubcores * kSums * 16);
+  std::atomic<int> seen{0};
+  return run_on_subcores(threads, repetitions, 0, nullptr, [&](int64_t, float*) {
+    Vector sums[kSums] = {};
+    Vector scale = Vector{} + 0.5f, shift = Vector{} + 1.0f;
+    asm volatile("" : "+m"(scale), "+m"(shift));
+    for (int64_t step = 0; step < steps; ++step) {
+      for (Vector& sum : sums) sum = sum * scale + shift;
+    }
+    Vector total{};
+    for (Vector& sum : sums) total += sum;
+    seen += static_cast<int>(total[0]);
   });
 }
 

@@ -7,19 +7,27 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+# One measurement repeats a call until it has taken about this long.
+MEASUREMENT_S = 0.01
+# A contender is left out of the later rounds when its measurements have taken this long.
+BUDGET_S = 1.0
+LEAST_ROUNDS = 3
+
 
 @dataclasses.dataclass
 class Contender:
     """One way to do the job of a case.
 
     `measure` does it and returns the seconds that one job took. `first_call_s` is the time from
-    the first call to its result, where the contender is compiled by then.
+    the first call to its result, where the contender is compiled by then. `times_s` has one time
+    for each round that it took part in: the first ones, when it is slow.
     """
 
     name: str
     measure: Callable[[], float]
     first_call_s: float | None = None
     times_s: list[float] = dataclasses.field(default_factory=list)
+    spent_s: float = 0
 
     @property
     def median_s(self) -> float:
@@ -45,12 +53,17 @@ class Goal:
 
 @dataclasses.dataclass
 class Case:
-    """One comparison: a title, what one job is, who does it, and what is expected."""
+    """One comparison: a title, what one job is, who does it, and what is expected.
+
+    `limit` names the contender whose time nobody can beat, because the machine's memory or its
+    arithmetic units are busy all the time; None where nothing of the kind applies.
+    """
 
     key: str
     title: str
     contenders: list[Contender]
     goals: list[Goal] = dataclasses.field(default_factory=list)
+    limit: str | None = None
 
     def by_name(self) -> dict[str, Contender]:
         """Returns the contenders by their names."""
@@ -58,28 +71,33 @@ class Case:
 
 
 def ratio(subject: Contender, peer: Contender) -> float:
-    """Returns the median over the rounds of the subject's time divided by the peer's."""
-    pairs = zip(subject.times_s, peer.times_s, strict=True)
+    """Returns the median, over the rounds of both, of the subject's time over the peer's."""
+    pairs = zip(subject.times_s, peer.times_s, strict=False)
     return statistics.median(a / b for a, b in pairs)
 
 
-def jitted(name: str, function: Callable, *arguments, calls: int = 1, jobs: int = 1) -> Contender:
+def jitted(name: str, function: Callable, *arguments, calls: int = 0, jobs: int = 1) -> Contender:
     """Returns a contender that calls `jax.jit(function)(*arguments)`.
 
-    Its measurement times `calls` calls after one that is not timed; each call does `jobs` jobs.
-    The first call of all, which traces and compiles, is made and timed here.
+    Its measurement times `calls` calls after one that is not timed (0: as many as fill
+    MEASUREMENT_S); each call does `jobs` jobs. The first call of all, which traces and compiles,
+    is made and timed here.
     """
     compiled = jax.jit(function)
-    start = time.perf_counter()
-    jax.block_until_ready(compiled(*arguments))
-    first_call_s = time.perf_counter() - start
 
-    def measure() -> float:
-        jax.block_until_ready(compiled(*arguments))
+    def time_calls(calls: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
             jax.block_until_ready(compiled(*arguments))
-        return (time.perf_counter() - start) / (calls * jobs)
+        return time.perf_counter() - start
+
+    first_call_s = time_calls(1)
+    if calls == 0:
+        calls = max(1, int(MEASUREMENT_S / min(time_calls(1), time_calls(1))))
+
+    def measure() -> float:
+        time_calls(1)
+        return time_calls(calls) / (calls * jobs)
 
     return Contender(name, measure, first_call_s)
 
@@ -88,4 +106,8 @@ def run(contenders: Sequence[Contender], rounds: int) -> None:
     """Measures every contender once a round, in alternating order, and keeps the times."""
     for number in range(rounds):
         for contender in contenders if number % 2 == 0 else reversed(contenders):
+            if contender.spent_s > BUDGET_S and number >= LEAST_ROUNDS:
+                continue
+            start = time.perf_counter()
             contender.times_s.append(contender.measure())
+            contender.spent_s += time.perf_counter() - start

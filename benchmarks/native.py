@@ -1,4 +1,4 @@
-"""Builds limits.cc for this very machine and calls it: the peers written by hand in C++."""
+"""Builds the peers written by hand in C++ for this very machine, to be called through ctypes."""
 
 import ctypes
 import os
@@ -6,24 +6,20 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
+from typing import Any
 
 import numpy as np
 
-_SOURCE = pathlib.Path(__file__).with_name("limits.cc")
-_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS = {
-    "round_trip_condition_variable": [_COUNT],
-    "round_trip_two_threads": [_COUNT],
-    "round_trip_one_thread": [_COUNT],
-    "gather": [_POINTER] * 3 + [_COUNT] * 3 + [ctypes.c_int, _COUNT],
-    "affine": [_POINTER] * 2 + [_COUNT] * 2 + [ctypes.c_int, _COUNT],
-    "iterate": [_POINTER] * 2 + [_COUNT] + [ctypes.c_int, _COUNT],
-}
+_SOURCES = ["limits.cc", "movement.cc", "arithmetic.cc"]
+POINTER, COUNT, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+# As many as Cokernel has workers when it is not told otherwise.
+THREADS = os.cpu_count() or 1
 
 
-def build() -> ctypes.CDLL:
-    """Compiles limits.cc with -O3 for the processor at hand and loads it.
+def build(signatures: dict[str, list[Any]]) -> ctypes.CDLL:
+    """Compiles the C++ files with -O3 for the processor at hand and loads them.
 
+    `signatures` has the types of the arguments of each function; all return seconds as a double.
     Raises RuntimeError, with what the compiler said, where no C++17 compiler does it.
     """
     names = [os.environ.get("CXX"), "c++", "g++", "clang++"]
@@ -33,13 +29,14 @@ def build() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         library = pathlib.Path(folder) / "limits.so"
         command = [compilers[0], "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
-        command += ["-pthread", str(_SOURCE), "-o", str(library)]
+        command += [str(pathlib.Path(__file__).with_name(source)) for source in _SOURCES]
+        command += ["-pthread", "-o", str(library)]
         built = subprocess.run(command, capture_output=True, text=True)
         if built.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} failed:\n{built.stderr}")
         # A loaded library stays in memory when its file is removed.
         limits = ctypes.CDLL(str(library))
-    for name, arguments in _ARGUMENTS.items():
+    for name, arguments in signatures.items():
         function = getattr(limits, name)
         function.argtypes, function.restype = arguments, ctypes.c_double
     return limits

@@ -16,12 +16,17 @@ import subprocess
 import sys
 import tempfile
 
+import cases
+import interpret
 import jax
 import measure
 import native
 from measure import Case
 from rich.console import Console
 from rich.table import Table
+
+import cokernel
+from cokernel import _runtime
 
 INTERPRET_LIMIT_S = 60
 
@@ -38,18 +43,31 @@ def case_table(case: Case) -> Table:
     """Returns the table of one case: each contender's time, beside the first one's."""
     table = Table(title=f"({case.key}) {case.title}", title_justify="left")
     table.add_column("contender")
-    for heading in ("median", "fastest", f"{case.contenders[0].name} / this", "first call"):
+    headings = ["median", "fastest", f"{case.contenders[0].name} / this", "first call"]
+    if case.limit is not None:
+        headings.append("share of limit")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for contender in case.contenders:
         first_call = contender.first_call_s
+        share = shares(case).get(contender.name)
         table.add_row(
             contender.name,
             duration(contender.median_s),
             duration(min(contender.times_s)),
             f"{measure.ratio(case.contenders[0], contender):.2f}",
             "" if first_call is None else duration(first_call),
+            *([] if share is None else [f"{share:.0%}"]),
         )
     return table
+
+
+def shares(case: Case) -> dict[str, float]:
+    """Returns how much of what the machine can do each contender reaches, if that is known."""
+    if case.limit is None:
+        return {}
+    limit = case.by_name()[case.limit]
+    return {c.name: measure.ratio(limit, c) for c in case.contenders}
 
 
 def goal_lines(case: Case) -> list[dict]:
@@ -90,8 +108,6 @@ def shown(outcome: dict) -> str:
 
 def interpret_table(names: list[str]) -> tuple[Table, dict]:
     """Returns the table of the interpret modes, and the same as data."""
-    import interpret
-
     table = Table(title="Under JAX's interpret modes, at small sizes", title_justify="left")
     for heading in ("kernel", "size", "mode", "one call"):
         table.add_column(heading, overflow="fold")
@@ -99,7 +115,7 @@ def interpret_table(names: list[str]) -> tuple[Table, dict]:
     for name in names:
         for mode in interpret.MODES:
             outcome = data.setdefault(name, {})[mode] = interpreted(name, mode)
-            table.add_row(name, interpret.SMALL[name], mode, shown(outcome))
+            table.add_row(name, cases.SAMPLES[name].size, mode, shown(outcome))
     return table, data
 
 
@@ -109,11 +125,6 @@ def measure_case(name: str, limits: ctypes.CDLL, rounds: int) -> tuple[Case, lis
     Returns it with one line for each executable of Cokernel: how many of its launches had the
     help of a second worker. The runtime asks for help only where it expects to gain by it.
     """
-    import cases
-
-    import cokernel
-    from cokernel import _runtime
-
     with cokernel.target("v6e"):
         case = cases.CASES[name](limits)
         _runtime.reset_statistics()
@@ -128,20 +139,23 @@ def measure_case(name: str, limits: ctypes.CDLL, rounds: int) -> tuple[Case, lis
 
 def main() -> int:
     """Runs what the command line asks for; returns 1 when a goal was missed."""
-    names = ["semaphore", "empty", "gather", "affine", "workers"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="CASE")
+    parser.add_argument("--only", nargs="+", metavar="CASE")
     parser.add_argument("--no-interpret", action="store_true")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE")
     options = parser.parse_args()
+    unknown = set(options.only or ()) - set(cases.CASES)
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(cases.CASES)}")
+    names = options.only or list(cases.CASES)
 
     # A first call compiles; an object from an earlier run would hide what that costs.
     cache = tempfile.TemporaryDirectory()
     os.environ["COKERNEL_CACHE"] = cache.name
     console = Console(highlight=False)
     console.width = max(console.width, 110)
-    limits = native.build()
+    limits = native.build(cases.SIGNATURES)
     # The start of JAX's own machinery belongs to nobody's first call.
     jax.block_until_ready(jax.jit(lambda x: x - 1)(1.0))
     load = os.getloadavg()[0]
@@ -154,7 +168,7 @@ def main() -> int:
         console.print("The machine is busy with something else; times of two threads mean little.")
     results: dict = {"load": load, "rounds": options.rounds, "cases": {}}
     goals = []
-    for name in options.only:
+    for name in names:
         case, helped = measure_case(name, limits, options.rounds)
         console.print(case_table(case), *helped, sep="\n")
         results["cases"][name] = {
@@ -162,12 +176,15 @@ def main() -> int:
                 c.name: {"times_s": c.times_s, "first_call_s": c.first_call_s}
                 for c in case.contenders
             },
+            "title": case.title,
+            "limit": case.limit,
+            "shares": shares(case),
             "goals": goal_lines(case),
             "helped": helped,
         }
         goals += results["cases"][name]["goals"]
     if not options.no_interpret:
-        table, results["interpret"] = interpret_table(options.only)
+        table, results["interpret"] = interpret_table(names)
         console.print(table)
     for goal in goals:
         console.print(

@@ -1,0 +1,1 @@
+"""Kernels whose time goes into arithmetic."""
