@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from cokernel.compiler.bounds import widen_index
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, Index
+from cokernel.compiler.pieces import joined, part_of, piece
 from cokernel.compiler.refs import IndexArrays, View
 from cokernel.compiler.values import (
     Buffer,
@@ -26,12 +28,18 @@ def read(context: Context, view: View) -> Value:
     """The contents of a view. Small ones are loaded at once; large ones stay in place until
     something would change them.
     """
+    if view.pieces is not None:
+        parts = [read(context, piece(context, view, number)) for number in _numbers(view)]
+        return joined(context, parts, view.dtype)
     if view.indices is None:
         buffer = view.buffer()
         if not buffer.shape or is_small(buffer.shape, buffer.dtype):
             return make_packed(buffer.shape, buffer.dtype, pack(context.function, buffer))
         return buffer
-    base, arrays = view.buffer(), tuple(_in_memory(context, array) for array in view.indices.arrays)
+    base, arrays = (
+        view.strided_part(),
+        tuple(_in_memory(context, array) for array in view.indices.arrays),
+    )
     indices = view.indices
 
     def emit(
@@ -41,6 +49,12 @@ def read(context: Context, view: View) -> Value:
         return load_element(builder.function, address, base.dtype)
 
     return context.settle(Expression(view.shape, base.dtype, (base, *arrays), emit))
+
+
+def _numbers(view: View) -> range:
+    """The numbers of the pieces of each element."""
+    assert view.pieces is not None
+    return range(np.dtype(view.dtype).itemsize // np.dtype(view.pieces.dtype).itemsize)
 
 
 def _in_memory(context: Context, array: Value) -> Value:
@@ -76,6 +90,12 @@ def broadcast_index(index: Sequence[Index], shape: Sequence[int]) -> list[Index]
 
 def write(context: Context, view: View, value: Value) -> None:
     """Stores a value of the view's shape to the view."""
+    if view.pieces is not None:
+        value = context.copy(value) if view.ref.memory in value.roots() else value
+        for number in _numbers(view):
+            part = part_of(context, value, number, view.pieces.dtype)
+            write(context, piece(context, view, number), part)
+        return None
     if view.indices is not None:
         return _write_picked(context, view, value, add=None)
     target = view.buffer()
@@ -101,6 +121,11 @@ def _reads_in_place(value: Value, target: Buffer) -> bool:
 
 def accumulate(context: Context, view: View, value: Value, add: Any) -> None:
     """Adds a value to the view. `add(left, right)` sums two values of the view's dtype."""
+    if view.indices is not None and view.pieces is not None:
+        raise NotImplementedError(
+            f"{context.describe()}: a sum into {view.ref.name!r} under the wider dtype "
+            f"{view.dtype}, indexed by an array"
+        )
     if view.indices is not None:
         return _write_picked(context, view, value, add=add)
     write(context, view, add(read(context, view), value))
@@ -112,7 +137,7 @@ def _write_picked(context: Context, view: View, value: Value, add: Any) -> None:
     """
     indices = view.indices
     assert indices is not None
-    base = view.buffer()
+    base = view.strided_part()
     arrays = [_in_memory(context, array) for array in indices.arrays]
     if view.ref.memory in value.roots():
         value = context.copy(value)

@@ -22,6 +22,17 @@ void = ir.VoidType()
 
 SEMAPHORE_BYTES = 16
 
+# The dtypes of less than a byte, and how many bits of theirs count.
+NARROW_BITS: dict[np.dtype, int] = {
+    np.dtype(ml_dtypes.int4): 4,
+    np.dtype(ml_dtypes.uint4): 4,
+    np.dtype(ml_dtypes.int2): 2,
+    np.dtype(ml_dtypes.uint2): 2,
+    np.dtype(ml_dtypes.float4_e2m1fn): 4,
+    np.dtype(ml_dtypes.float6_e2m3fn): 6,
+    np.dtype(ml_dtypes.float6_e3m2fn): 6,
+}
+
 
 class Kind(enum.Enum):
     """What arithmetic a dtype has."""
@@ -86,6 +97,12 @@ def memory_type(dtype: Any) -> ir.Type:
 def itemsize(dtype: Any) -> int:
     """Bytes of one element in memory, semaphores included."""
     return SEMAPHORE_BYTES if is_semaphore(dtype) else np.dtype(dtype).itemsize
+
+
+def bit_width(dtype: Any) -> int:
+    """The number of bits of an element; four for int4, though in memory it takes a byte."""
+    dtype = np.dtype(dtype)
+    return NARROW_BITS.get(dtype, 8 * dtype.itemsize)
 
 
 def lanes(scalar: ir.Type, count: int) -> ir.Type:

@@ -167,11 +167,21 @@ class IndexArrays:
     ignored: int | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """Where the parts of one element lie: each of dtype `dtype`, `stride` bytes after the one
+    before, the lowest bits first.
+    """
+
+    dtype: Any
+    stride: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class View:
     """Part of a Ref: what is left of it after its transforms. Strides are in bytes. Extents are
     ints, but for DMAs of dynamic size. Where `indices` is given, `shape` and `strides` describe the
-    other dimensions only.
+    other dimensions only. Where `pieces` is given, no element lies in one place.
     """
 
     ref: RefValue
@@ -180,6 +190,7 @@ class View:
     extents: tuple[Index, ...]
     strides: tuple[int, ...]
     indices: IndexArrays | None = None
+    pieces: Pieces | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -198,7 +209,19 @@ class View:
         return dataclasses.replace(self, address=address)
 
     def buffer(self) -> Buffer:
-        """The strided part as a buffer, index arrays left out."""
+        """The view as a buffer. Raises NotImplementedError if no strides describe it."""
+        if self.indices is not None:
+            raise NotImplementedError(
+                f"this operation on a part of {self.ref.name!r} that no strides describe"
+            )
+        return self.strided_part()
+
+    def strided_part(self) -> Buffer:
+        """What strides describe of the view as a buffer, index arrays left out."""
+        if self.pieces is not None:
+            raise NotImplementedError(
+                f"this operation on {self.ref.name!r} under the wider dtype {self.dtype}"
+            )
         itemsize = dtypes.itemsize(self.dtype)
         if any(stride % itemsize for stride in self.strides):
             raise NotImplementedError(

@@ -10,13 +10,13 @@ from jax.experimental.pallas import tpu_sc as plsc
 from llvmlite import ir
 
 from cokernel import _jax
-from cokernel.compiler import dtypes
+from cokernel.compiler import dtypes, scattered, views
 from cokernel.compiler.access import read
 from cokernel.compiler.bounds import check_array, check_slice
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import Index
-from cokernel.compiler.refs import AnyRef, IndexArrays, View, root_of
+from cokernel.compiler.refs import AnyRef, IndexArrays, Pieces, View, root_of
 from cokernel.compiler.values import Value, row_major
 
 
@@ -47,16 +47,12 @@ def _apply(context: Context, view: View, transform: Any, operation: str, is_dma:
     match transform:
         case _jax.NDIndexer():
             return _index(context, view, transform, operation, is_dma)
-        case _jax.TransposeTransform(permutation=permutation) if view.indices is None:
-            return dataclasses.replace(
-                view,
-                extents=tuple(view.extents[axis] for axis in permutation),
-                strides=tuple(view.strides[axis] for axis in permutation),
-            )
-        case _jax.ReshapeTransform(shape=shape) if view.indices is None:
-            return _reshape(context, view, shape)
-        case _jax.BitcastTransform(dtype=dtype) if view.indices is None:
-            return _bitcast(context, view, dtype)
+        case _jax.TransposeTransform(permutation=permutation):
+            return _transpose(context, view, permutation, operation)
+        case _jax.ReshapeTransform(shape=shape):
+            return _reshape(context, view, shape, operation)
+        case _jax.BitcastTransform(dtype=dtype):
+            return _bitcast(context, view, dtype, operation)
         case _jax.SharedMemRefSliceTransform() if view.indices is None:
             return _subcore_slice(context, view)
         case _jax.MemorySpaceCastTransform() | _jax.AccessAssumptionTransform():
@@ -68,34 +64,65 @@ def _apply(context: Context, view: View, transform: Any, operation: str, is_dma:
             )
 
 
-def _reshape(context: Context, view: View, shape: Sequence[int]) -> View:
-    itemsize = dtypes.itemsize(view.dtype)
-    dense = tuple(stride * itemsize for stride in row_major(view.shape))
-    if any(
-        extent != 1 and stride != expected
-        for extent, stride, expected in zip(view.shape, view.strides, dense, strict=True)
-    ):
-        raise NotImplementedError(
-            f"{context.describe()}: reshape of a part of {view.ref.name!r} that is not contiguous"
-        )
+def _transpose(context: Context, view: View, permutation: Sequence[int], operation: str) -> View:
+    if view.indices is not None:
+        return scattered.transposed(context, view, permutation, operation)
     return dataclasses.replace(
-        view, extents=tuple(shape), strides=tuple(stride * itemsize for stride in row_major(shape))
+        view,
+        extents=tuple(view.extents[axis] for axis in permutation),
+        strides=tuple(view.strides[axis] for axis in permutation),
     )
 
 
-def _bitcast(context: Context, view: View, dtype: Any) -> View:
-    old, new = dtypes.itemsize(view.dtype), dtypes.itemsize(dtype)
-    if old == new:
-        return dataclasses.replace(view, dtype=np.dtype(dtype))
-    # Pallas packs along the second minor dimension, which in row-major memory is contiguous only if
-    # the minor one is 1 or absent.
-    if len(view.shape) != 1 or view.strides[0] != old:
+def _reshape(context: Context, view: View, shape: Sequence[int], operation: str) -> View:
+    if view.indices is None and 0 not in shape:
+        strides = views.reshaped_strides(view.shape, view.strides, shape)
+        if strides is not None:
+            return dataclasses.replace(view, extents=tuple(shape), strides=strides)
+    return scattered.reshaped(context, view, shape, operation)
+
+
+def _bitcast(context: Context, view: View, dtype: Any, operation: str) -> View:
+    """Pallas packs along the second minor dimension: the parts of a wide element lie under each
+    other. Of a vector they are neighbours.
+    """
+    dtype = np.dtype(dtype)
+    old, new = dtypes.bit_width(view.dtype), dtypes.bit_width(dtype)
+    if old == new and view.pieces is None:
+        return dataclasses.replace(view, dtype=dtype)
+    if min(old, new) < 8 or view.pieces is not None:
         raise NotImplementedError(
-            f"{context.describe()}: bitcast of {view.ref.name!r} from {view.dtype} to {dtype} "
-            "packs elements that are not neighbours in memory"
+            f"{context.describe()}: bitcast of {view.ref.name!r} from {view.dtype} to {dtype}"
         )
+    if view.indices is not None and len(view.extents) - view.indices.position < 2:
+        if new > old:
+            raise NotImplementedError(
+                f"{context.describe()}: bitcast of {view.ref.name!r}, indexed by an array, to the "
+                f"wider dtype {dtype}"
+            )
+        rank = len(view.shape)
+        return scattered.split_elements(context, view, max(rank - 2, 0), dtype, operation)
+    dimension = max(len(view.extents) - 2, 0)
+    extents, strides = list(view.extents), list(view.strides)
+    extent, stride = extents[dimension], strides[dimension]
+    assert isinstance(extent, int)
+    extents[dimension] = extent * old // new
+    if stride == old // 8:
+        # The elements of the dimension are neighbours, and stay so.
+        strides[dimension] = new // 8
+        return dataclasses.replace(
+            view, dtype=dtype, extents=tuple(extents), strides=tuple(strides)
+        )
+    if new < old:
+        rank = len(view.shape)
+        return scattered.split_elements(context, view, max(rank - 2, 0), dtype, operation)
+    strides[dimension] = stride * (new // old)
     return dataclasses.replace(
-        view, dtype=np.dtype(dtype), extents=(view.shape[0] * old // new,), strides=(new,)
+        view,
+        dtype=dtype,
+        extents=tuple(extents),
+        strides=tuple(strides),
+        pieces=Pieces(np.dtype(view.dtype), stride),
     )
 
 
@@ -217,13 +244,27 @@ def _index_after_arrays(context: Context, view: View, indexer: Any, operation: s
     )
     rest = (*indexer.indices[: indices.position], *indexer.indices[indices.position + rank :])
     if not whole or not all(isinstance(index, _jax.Slice) for index in rest):
-        raise NotImplementedError(
-            f"{context.describe()}: indexing {view.ref.name!r} again in a dimension that an "
-            "array has indexed"
-        )
+        positions = [_position(context, index) for index in indexer.indices]
+        return scattered.indexed(context, view, indexer, positions, operation)
     plain = dataclasses.replace(view, indices=None)
     inner = _jax.NDIndexer(rest, tuple(view.extents), ())
     return dataclasses.replace(_index(context, plain, inner, operation), indices=indices)
+
+
+def _position(context: Context, index: Any) -> Any:
+    """An index as a slice of Index, an Index, or an array of indices."""
+    if isinstance(index, _jax.Slice):
+        start, size = (_as_index(context, item) for item in (index.start, index.size))
+        return _jax.Slice(start, size, index.stride)
+    if isinstance(index, _jax.Indices):
+        raise NotImplementedError(
+            f"{context.describe()}: Indices in a dimension of a Ref that an array has indexed"
+        )
+    if isinstance(index, AnyRef):
+        return read(context, resolve(context, index, (), "read"))
+    if isinstance(index, Value) and index.shape:
+        return index
+    return _as_index(context, index)
 
 
 def _as_index(context: Context, index: Any) -> Index:

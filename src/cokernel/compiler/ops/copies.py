@@ -161,7 +161,8 @@ def copy(
             add_run = _add_run_locked if is_atomic else _add_run
             add_run(context, function, to, origin, size, np.dtype(dtype))
 
-    if not plan.picked and not plan.strided and not add:
+    is_picked = bool(source.picks or target.picks)
+    if not plan.picked and not plan.strided and not add and not is_picked:
         return move(context.function, target.address, source.address, plan.run)
     _copy_in_loops(context, target, source, plan, operation, move)
 

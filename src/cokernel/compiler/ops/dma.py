@@ -16,7 +16,8 @@ from cokernel.compiler.ops import copies
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.sync import semaphore_at, signal, wait, written_name
 from cokernel.compiler.ops.targets import find_target, require
-from cokernel.compiler.refs import AnyRef, Place, RefValue, root_of
+from cokernel.compiler.pieces import spread
+from cokernel.compiler.refs import AnyRef, Place, RefValue, View, root_of
 from cokernel.compiler.transforms import resolve, subcores_of_chip
 from cokernel.compiler.values import Value
 
@@ -87,9 +88,15 @@ def _extents(context: Context, selected: Selected) -> tuple[tuple[Index, ...], i
                 extents = tuple(shape)
             case _jax.BitcastTransform(dtype=dtype):
                 new = dtypes.itemsize(dtype)
-                if len(extents) and isinstance(extents[-1], int) and new != itemsize:
-                    # Where the elements go matters not here, only that their bytes stay as many.
-                    extents = (*extents[:-1], extents[-1] * itemsize // new)
+                if new != itemsize:
+                    dimension = max(len(extents) - 2, 0)
+                    extent = extents[dimension]
+                    assert isinstance(extent, int)
+                    extents = (
+                        *extents[:dimension],
+                        extent * itemsize // new,
+                        *extents[dimension + 1 :],
+                    )
                 itemsize = new
             case _jax.SharedMemRefSliceTransform():
                 assert isinstance(extents[-1], int)
@@ -187,6 +194,7 @@ def _copy(
             f"({written_name(*origin)!r}) to "
             f"{target_view.dtype} ({written_name(*to)!r})"
         )
+    source_view, target_view = _in_common_pieces(context, source_view, target_view, add)
     source_side, target_side = (
         copies.side_of(context, source_view),
         copies.side_of(context, target_view),
@@ -201,6 +209,20 @@ def _copy(
         add=add,
         is_atomic=not (target.ref.place is Place.PRIVATE and target.is_own),
     )
+
+
+def _in_common_pieces(context: Context, source: View, target: View, add: bool) -> tuple[View, View]:
+    """Both views in the dtype of the pieces that the elements of either lie in."""
+    given = [view.pieces for view in (source, target) if view.pieces is not None]
+    if not given:
+        return source, target
+    dtype = min((pieces.dtype for pieces in given), key=dtypes.itemsize)
+    if add or any(dtypes.itemsize(pieces.dtype) != dtypes.itemsize(dtype) for pieces in given):
+        raise NotImplementedError(
+            f"{context.describe()}: this DMA between {source.ref.name!r} and {target.ref.name!r} "
+            f"under the wider dtype {target.dtype}"
+        )
+    return spread(source, dtype), spread(target, dtype)
 
 
 def _same_extents(

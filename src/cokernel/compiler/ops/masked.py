@@ -241,4 +241,4 @@ def _store_picked(context: Context, view: View, mask: Value, value: Value) -> No
         return []
 
     prepared = [context.materialise(item) if item.shape else item for item in operands]
-    outlined(context, "store", [view.buffer(), *prepared], [], build)
+    outlined(context, "store", [view.strided_part(), *prepared], [], build)
