@@ -31,6 +31,7 @@ def lower_jaxpr(
     enclosing = context.line
     for number, eqn in enumerate(jaxpr.eqns):
         context.line = source_line(eqn) or enclosing
+        eqn = _with_dropped_results(eqn, last_use)
         operands = [read_atom(context, env, atom) for atom in eqn.invars]
         if writes_memory(eqn):
             _keep_live_values(context, env, eqn, number, last_use)
@@ -51,6 +52,19 @@ def lower_jaxpr(
                 env.pop(atom, None)
     context.line = enclosing
     return [read_atom(context, env, atom) for atom in jaxpr.outvars]
+
+
+def _with_dropped_results(eqn: Any, last_use: dict[Any, int]) -> Any:
+    """The equation with results that nobody uses marked as such: JAX marks few of them, and a store
+    need not read what it overwrites.
+    """
+    if all(isinstance(variable, _jax.DropVar) or variable in last_use for variable in eqn.outvars):
+        return eqn
+    outvars = [
+        variable if variable in last_use else _jax.DropVar(variable.aval)
+        for variable in eqn.outvars
+    ]
+    return eqn.replace(outvars=outvars)
 
 
 def _refuse_complex_values(context: Context, eqn: Any) -> None:
