@@ -3,8 +3,7 @@
 SHELL := /bin/bash
 VENV := .venv
 PYTHON_IN_VENV := $(VENV)/bin/python
-RUNTIME_SOURCES := $(wildcard src/cokernel/runtime/*.cc src/cokernel/runtime/*.h \
-                              src/cokernel/runtime/checked/*.cc src/cokernel/runtime/checked/*.h)
+RUNTIME_SOURCES := $(wildcard src/cokernel/runtime/*.cc src/cokernel/runtime/*.h)
 CXX_SOURCES := $(RUNTIME_SOURCES) $(wildcard tests/runtime/*.cc tests/runtime/*.h benchmarks/*.cc benchmarks/*.h)
 PIP := $(PYTHON_IN_VENV) -m pip --disable-pip-version-check
 PYTEST_ARGS ?=

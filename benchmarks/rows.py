@@ -46,6 +46,9 @@ def by_hand(threads: int) -> str:
     return f"C++ by hand, {threads} thread{'s' * (threads > 1)}"
 
 
+HAND = by_hand(THREADS)
+
+
 def check(function: Callable, arguments: Sequence, expected: Any, tolerance: float = 1e-5) -> None:
     """Raises AssertionError unless the kernel gives what it should: a wrong one is not timed."""
     result = jax.jit(function)(*map(jnp.asarray, arguments))
@@ -66,7 +69,6 @@ def row(
     hand: Callable[[int, int | None], float] | None,
     limit: tuple[str, Callable[[], float]],
     faster: float = 1,
-    threads: int = THREADS,
     tolerance: float = 1e-5,
 ) -> Case:
     """Returns the case of a kernel beside its peers.
@@ -84,7 +86,6 @@ def row(
         one, into new memory, and returns the time in seconds; None where nobody writes the loop
         by hand.
       limit: what limits the job on this machine, and a function that measures it in seconds.
-      threads: how many threads the job can keep busy, for the loop in C++.
       faster: how many times faster than plain JAX the kernel is expected to be, at least.
     """
     arguments = tuple(map(jnp.asarray, arguments))
@@ -93,12 +94,12 @@ def row(
     contenders += [jitted(name, peer, *arguments) for name, peer in peers.items()]
     goals = [Goal(COKERNEL, 1 / faster if name == JIT else 1, name) for name in peers]
     if hand is not None:
-        for number in sorted({1, threads}):
-            contenders.append(Contender(by_hand(number), lambda n=number: hand(n, None)))
+        for threads in sorted({1, THREADS}):
+            contenders.append(Contender(by_hand(threads), lambda n=threads: hand(n, None)))
             out = np.zeros_like(expected)
-            hand(number, address(out))
+            hand(threads, address(out))
             np.testing.assert_allclose(out, expected, tolerance, tolerance)
-        goals.append(Goal(COKERNEL, 1.3, by_hand(threads)))
+        goals.append(Goal(COKERNEL, 1.3, HAND))
     contenders.append(Contender(*limit))
     for function in (kernel, *peers.values()):
         check(function, arguments, expected, tolerance)

@@ -109,14 +109,20 @@ def _reads_in_place(value: Value, target: Buffer) -> bool:
     if target.root not in value.roots():
         return True
     if isinstance(value, Buffer):
-        return (
-            value.address is target.address
-            and value.strides == target.strides
-            and value.shape == target.shape
-        )
+        return is_same_place(value, target)
     if isinstance(value, Expression) and value.elementwise:
         return all(_reads_in_place(operand, target) for operand in value.operands)
     return False
+
+
+def is_same_place(value: Value, target: Buffer) -> bool:
+    """Whether a value is the contents of just this part of memory."""
+    return (
+        isinstance(value, Buffer)
+        and value.address is target.address
+        and value.strides == target.strides
+        and value.shape == target.shape
+    )
 
 
 def accumulate(context: Context, view: View, value: Value, add: Any) -> None:

@@ -2,9 +2,12 @@
 allocates and reaches.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable
 from typing import Any
+
+from jax import lax
 
 from cokernel import _jax
 from cokernel.compiler import dtypes
@@ -54,6 +57,56 @@ def finished_copies(jaxpr: Any) -> frozenset[int]:
             if source_semaphore is None and device_id is None:
                 numbers |= {number, number + 1}
     return frozenset(numbers)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredProduct:
+    """A matrix product that is only stored to a Ref or added to it, by the numbers of the equations
+    for the product, for the addition of something else if there is one, and for the store.
+    """
+
+    product: int
+    addition: int | None
+    store: int
+
+
+def stored_products(jaxpr: Any) -> list[StoredProduct]:
+    """The products that can be summed in the memory of the Ref that they are meant for."""
+    users: dict[Any, list[int]] = {}
+    for number, eqn in enumerate(jaxpr.eqns):
+        for atom in eqn.invars:
+            if isinstance(atom, _jax.Var):
+                users.setdefault(atom, []).append(number)
+    for atom in jaxpr.outvars:
+        if isinstance(atom, _jax.Var):
+            users.setdefault(atom, []).append(len(jaxpr.eqns))
+
+    def only_user(number: int) -> int | None:
+        [variable] = jaxpr.eqns[number].outvars
+        found = users.get(variable, [])
+        return found[0] if len(found) == 1 and found[0] < len(jaxpr.eqns) else None
+
+    products = []
+    for number, eqn in enumerate(jaxpr.eqns):
+        if eqn.primitive is not lax.dot_general_p:
+            continue
+        addition, store = None, only_user(number)
+        if store is not None and jaxpr.eqns[store].primitive is lax.add_p:
+            addition, store = store, only_user(store)
+        if store is None or not _only_stores(jaxpr.eqns[store], jaxpr.eqns[addition or number]):
+            continue
+        if any(result in users for result in jaxpr.eqns[store].outvars):
+            continue
+        # What the product reads must still be there when it is stored.
+        if not any(map(writes_memory, jaxpr.eqns[number + 1 : store])):
+            products.append(StoredProduct(number, addition, store))
+    return products
+
+
+def _only_stores(store: Any, value: Any) -> bool:
+    """Whether an equation stores, or adds, the value of another one to a Ref."""
+    is_store = store.primitive in (_jax.swap_p, _jax.addupdate_p)
+    return is_store and store.invars[1] is value.outvars[0]
 
 
 def _same_operands(one: Any, other: Any) -> bool:

@@ -19,6 +19,10 @@ from cokernel.compiler import blas
 PIPELINE_VERSION = 2
 CACHE_VARIABLE = "COKERNEL_CACHE"
 
+# A function that adds to sixteen sums of float32 the products of as many pairs of bfloat16. Modules
+# only declare it, since they may travel to a machine that has no such instruction.
+MULTIPLY_PAIRS = "cokernel_multiply_pairs"
+
 # llvmlite's objects share one LLVM context, which only one thread may use at a time.
 _lock = threading.RLock()
 
@@ -44,6 +48,12 @@ def _host() -> tuple[str, str, str]:
         llvm.initialize_native_asmprinter()
         features = llvm.get_host_cpu_features().flatten()
         return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+
+
+@functools.cache
+def host_has(feature: str) -> bool:
+    """Whether the processor of this machine has a feature, by LLVM's name for it."""
+    return f"+{feature}" in _host()[2].split(",")
 
 
 def _target_machine() -> Any:
@@ -78,6 +88,8 @@ def assembly(ir: str) -> str:
 def _optimised(ir: str) -> tuple[Any, Any]:
     machine = _target_machine()
     module = llvm.parse_assembly(ir)
+    if MULTIPLY_PAIRS in ir:
+        module.link_in(llvm.parse_assembly(_multiply_pairs()))
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
@@ -86,6 +98,39 @@ def _optimised(ir: str) -> tuple[Any, Any]:
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return module, machine
+
+
+def _multiply_pairs() -> str:
+    """The definition of MULTIPLY_PAIRS for this machine."""
+    if host_has("avx512bf16"):
+        body = """
+  %x = bitcast <16 x i32> %left to <32 x bfloat>
+  %y = bitcast <16 x i32> %right to <32 x bfloat>
+  %sum = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %sums, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret <16 x float> %sum
+}
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+"""  # noqa: E501
+    else:
+        body = """
+  %left.low = shl <16 x i32> %left, splat (i32 16)
+  %right.low = shl <16 x i32> %right, splat (i32 16)
+  %left.high = and <16 x i32> %left, splat (i32 -65536)
+  %right.high = and <16 x i32> %right, splat (i32 -65536)
+  %x.low = bitcast <16 x i32> %left.low to <16 x float>
+  %y.low = bitcast <16 x i32> %right.low to <16 x float>
+  %x.high = bitcast <16 x i32> %left.high to <16 x float>
+  %y.high = bitcast <16 x i32> %right.high to <16 x float>
+  %first = call <16 x float> @llvm.fma.v16f32(<16 x float> %x.high, <16 x float> %y.high, <16 x float> %sums)
+  %sum = call <16 x float> @llvm.fma.v16f32(<16 x float> %x.low, <16 x float> %y.low, <16 x float> %first)
+  ret <16 x float> %sum
+}
+declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
+"""  # noqa: E501
+    return (
+        f"define linkonce_odr hidden <16 x float> @{MULTIPLY_PAIRS}"
+        "(<16 x float> %sums, <16 x i32> %left, <16 x i32> %right) alwaysinline {" + body
+    )
 
 
 def compile_object(ir: str) -> bytes:

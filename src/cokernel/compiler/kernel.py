@@ -75,6 +75,8 @@ class Kernel:
         self.outer_sizes = list(outer_sizes)
         self.sites = SiteTable()
         self.module = ir.Module(name)
+        # Functions that all programs may call, by what they compute.
+        self.shared_functions: dict[Any, FunctionBuilder] = {}
         self.callbacks: list[dict[str, Any]] = []
         self.program_names = [
             (jaxpr.debug_info.func_name if jaxpr.debug_info is not None else None)

@@ -1,13 +1,19 @@
 """Walks a program's jaxpr and emits its code; decides what is computed when."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from cokernel import _jax
-from cokernel.compiler.analysis import finished_copies, inner_jaxprs, writes_memory
+from cokernel.compiler.analysis import (
+    StoredProduct,
+    finished_copies,
+    inner_jaxprs,
+    stored_products,
+    writes_memory,
+)
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import RULES
 from cokernel.compiler.refs import root_of
@@ -28,15 +34,27 @@ def lower_jaxpr(
     env.update(zip(jaxpr.invars, arguments, strict=True))
     uses, last_use = _uses(jaxpr)
     silent = finished_copies(jaxpr)
+    products = {product.store: product for product in stored_products(jaxpr)}
+    _use_operands_later(jaxpr, products.values(), last_use)
+    deferred = {product.product for product in products.values()}
+    deferred |= {product.addition for product in products.values() if product.addition is not None}
     enclosing = context.line
     for number, eqn in enumerate(jaxpr.eqns):
+        if number in deferred:
+            continue
         context.line = source_line(eqn) or enclosing
-        eqn = _with_dropped_results(eqn, last_use)
+        if number in products:
+            _keep_live_values(context, env, eqn, number, last_use)
+            _store_product(context, env, jaxpr, products[number])
+            _forget(env, jaxpr.eqns[products[number].product], number, last_use)
+            _forget(env, eqn, number, last_use)
+            continue
         operands = [read_atom(context, env, atom) for atom in eqn.invars]
         if writes_memory(eqn):
             _keep_live_values(context, env, eqn, number, last_use)
             operands = [read_atom(context, env, atom) for atom in eqn.invars]
         context.is_silent = number in silent
+        eqn = _without_unused(eqn, uses)
         _refuse_complex_values(context, eqn)
         results = apply_rule(context, eqn, operands)
         del operands
@@ -47,24 +65,69 @@ def lower_jaxpr(
                 result = context.materialise(result)
             env[variable] = result
         del results
-        for atom in (*eqn.invars, *eqn.outvars):
-            if isinstance(atom, _jax.Var) and last_use.get(atom, -1) <= number:
-                env.pop(atom, None)
+        _forget(env, eqn, number, last_use)
     context.line = enclosing
     return [read_atom(context, env, atom) for atom in jaxpr.outvars]
 
 
-def _with_dropped_results(eqn: Any, last_use: dict[Any, int]) -> Any:
-    """The equation with results that nobody uses marked as such: JAX marks few of them, and a store
-    need not read what it overwrites.
+def _without_unused(eqn: Any, uses: Counter) -> Any:
+    """The equation, its results that nobody uses marked as such: a store need not keep what was
+    there before, for one.
     """
-    if all(isinstance(variable, _jax.DropVar) or variable in last_use for variable in eqn.outvars):
+    if all(uses[variable] for variable in eqn.outvars):
         return eqn
     outvars = [
-        variable if variable in last_use else _jax.DropVar(variable.aval)
-        for variable in eqn.outvars
+        variable if uses[variable] else _jax.DropVar(variable.aval) for variable in eqn.outvars
     ]
     return eqn.replace(outvars=outvars)
+
+
+def _forget(env: dict[Any, Any], eqn: Any, number: int, last_use: dict[Any, int]) -> None:
+    """Drops the variables of an equation that nobody uses after the equation of this number."""
+    for atom in (*eqn.invars, *eqn.outvars):
+        if isinstance(atom, _jax.Var) and last_use.get(atom, -1) <= number:
+            env.pop(atom, None)
+
+
+def _use_operands_later(
+    jaxpr: Any, products: Iterable[StoredProduct], last_use: dict[Any, int]
+) -> None:
+    """The operands of a product that is computed when it is stored are needed until then."""
+    for product in products:
+        numbers = [product.product]
+        if product.addition is not None:
+            numbers.append(product.addition)
+        for number in numbers:
+            for atom in jaxpr.eqns[number].invars:
+                if isinstance(atom, _jax.Var):
+                    last_use[atom] = max(last_use[atom], product.store)
+
+
+def _store_product(
+    context: Context, env: dict[Any, Any], jaxpr: Any, product: StoredProduct
+) -> None:
+    """Emits the product, the addition if there is one, and the store."""
+    dot, store = jaxpr.eqns[product.product], jaxpr.eqns[product.store]
+    factors = [read_atom(context, env, atom) for atom in dot.invars]
+    other: Any = None
+    if product.addition is not None:
+        addition = jaxpr.eqns[product.addition]
+        [other] = [
+            read_atom(context, env, atom) for atom in addition.invars if atom is not dot.outvars[0]
+        ]
+    ref, *indices = (read_atom(context, env, atom) for atom in (store.invars[0], *store.invars[2:]))
+    from cokernel.compiler.ops.dot import store_product
+
+    store_line = context.line
+    if store_product(context, dot, factors, other, store, ref, indices):
+        return
+    context.line = source_line(dot) or store_line
+    [value] = apply_rule(context, dot, factors)
+    if other is not None:
+        is_second = addition.invars[1] is dot.outvars[0]
+        [value] = apply_rule(context, addition, [other, value] if is_second else [value, other])
+    context.line = store_line
+    apply_rule(context, store, [ref, value, *indices])
 
 
 def _refuse_complex_values(context: Context, eqn: Any) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -172,3 +173,31 @@ def test_a_sum_of_products_of_signed_and_unsigned_bytes():
     # LLVM has an instruction for this, which it must not use wrongly.
     a, b = integers((64,), np.int8), integers((64,), np.uint8)
     expect_same(lambda a, b: jnp.sum(a.astype(jnp.int32) * b.astype(jnp.int32)), a, b)
+
+
+SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3.5, -3.5]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value", SPECIAL)
+def test_extremes_of_many_floats_know_every_special_value(value, dtype):
+    x = np.full((40, 70), value, dtype)
+    x[3, 5], x[20, 60], x[21] = -0.0, 0.0, -np.inf
+    x[22] = np.inf
+
+    def function(x):
+        return [reduce(x, axis=axis) for reduce in (jnp.max, jnp.min) for axis in (0, 1, None)]
+
+    with jax.enable_x64(dtype == np.float64):
+        got = run(function, x)
+    expected = [reduce(x, axis=axis) for reduce in (np.max, np.min) for axis in (0, 1, None)]
+    for ours, theirs in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_zeros_have_an_order():
+    x = np.zeros((40, 70), np.float32)
+    x[::2] = -0.0
+    largest, smallest = run(lambda x: [jnp.max(x, axis=0), jnp.min(x, axis=0)], x)
+    assert not np.signbit(largest).any()
+    assert np.signbit(smallest).all()

@@ -1,21 +1,25 @@
-"""dot_general: in registers for small operands, by BLAS for large float32 and float64 ones, else by
+"""dot_general: in registers for small operands, by panels or by BLAS for large ones, else by
 loops."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 from llvmlite import ir
 
-from cokernel.compiler import blas, dtypes, nests, views
+from cokernel import _jax
+from cokernel.compiler import blas, dtypes, matrix_product, nests, views
+from cokernel.compiler.access import is_same_place, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder
 from cokernel.compiler.ops.apply import convert, emit_elementwise
 from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
 from cokernel.compiler.ops.reduce import in_function, reduce_value
 from cokernel.compiler.ops.registry import Operation, rule
+from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Buffer, Value, is_small, make_packed, shuffle
 
 # A product of fewer multiplications is not worth a call of BLAS.
@@ -34,7 +38,9 @@ def dot_general(context: Context, eqn: Any, left: Value, right: Value) -> Value:
     if 0 in aval.shape:
         return views.empty(aval.shape, result_dtype)
     dtype, rounded = _dtypes(left.dtype, right.dtype, result_dtype)
-    left, right = (_prepared(context, item, result_dtype, dtype) for item in (left, right))
+    form = None
+    if left.dtype == right.dtype and dtype == np.float32:
+        form = matrix_product.form_of(left.dtype)
     # Both operands with their dimensions in the order batch, left, sum, right, each without what it
     # lacks.
     left_free = _others(left.shape, [*left_sum, *left_batch])
@@ -45,8 +51,8 @@ def dot_general(context: Context, eqn: Any, left: Value, right: Value) -> Value:
     columns = [right.shape[dimension] for dimension in right_free]
     if 0 in summed:
         nothing = Combiner(Fold.ADD, dtype).identity()
-        product = views.broadcast_scalar(context, nothing, aval.shape, dtype)
-        return convert(context, product, result_dtype)
+        zeros = views.broadcast_scalar(context, nothing, aval.shape, dtype)
+        return convert(context, zeros, result_dtype)
     left = views.take_view(
         context, left, views.transposed(left.shape, [*left_batch, *left_free, *left_sum])
     )
@@ -54,9 +60,66 @@ def dot_general(context: Context, eqn: Any, left: Value, right: Value) -> Value:
         context, right, views.transposed(right.shape, [*right_batch, *right_sum, *right_free])
     )
     sizes = tuple(math.prod(extents) for extents in (batch, rows, summed, columns))
-    product = _product(context, dtype, left, right, sizes)
+    if form is not None and matrix_product.is_worthwhile(*sizes[1:]):
+        product = _by_panels(context, form, left, right, sizes)
+    else:
+        left, right = (_prepared(context, item, result_dtype, dtype) for item in (left, right))
+        product = _product(context, dtype, left, right, sizes)
     product = views.reshape(context, product, [*batch, *rows, *columns])
     return convert(context, convert(context, product, rounded), result_dtype)
+
+
+def store_product(
+    context: Context,
+    dot: Any,
+    factors: Sequence[Value],
+    other: Value | None,
+    store: Any,
+    ref: Any,
+    indices: Sequence[Any],
+) -> bool:
+    """Computes a product of two matrices where it is stored to: `ref[...] = dot`, `+= dot`, or
+    `= other + dot`. Returns whether it could; if not, nothing has been emitted that matters.
+    """
+    (left_sum, right_sum), (left_batch, _) = dot.params["dimension_numbers"]
+    left, right = factors
+    ranks = len(left.shape), len(right.shape), len(left_sum), len(left_batch)
+    form = matrix_product.form_of(left.dtype) if left.dtype == right.dtype else None
+    result = dot.outvars[0].aval
+    if ranks != (2, 2, 1, 0) or form is None or result.dtype != np.float32:
+        return False
+    m, n = result.shape
+    if not matrix_product.is_worthwhile(m, left.shape[left_sum[0]], n):
+        return False
+    if other is not None and (other.shape, other.dtype) != ((m, n), result.dtype):
+        return False
+    view = resolve(context, ref, jax.tree.unflatten(store.params["tree"], indices), "write")
+    if view.indices is not None or view.ref.memory in left.roots() | right.roots():
+        return False
+    target = view.buffer()
+    if target.shape != (m, n) or target.dtype != np.float32 or target.strides[1] != 1:
+        return False
+    adds = other is not None or store.primitive is _jax.addupdate_p
+    if other is not None and not is_same_place(other, target):
+        write(context, view, other)
+    left = views.take_view(
+        context, left, views.transposed(left.shape, [1 - left_sum[0], *left_sum])
+    )
+    right = views.take_view(
+        context, right, views.transposed(right.shape, [*right_sum, 1 - right_sum[0]])
+    )
+    one = _readable(context, left, (1, m, left.shape[1]))
+    two = _readable(context, right, (1, right.shape[0], n))
+    whole = target.view((1, m, n), (0, *target.strides))
+    matrix_product.multiply(context, form, whole, one, two, add=adds)
+    return True
+
+
+def _readable(context: Context, operand: Value, shape: tuple[int, int, int]) -> Buffer:
+    """A stack of matrices in memory whose rows or columns have no gaps inside."""
+    matrices = views.reshape(context, context.materialise(operand), shape)
+    assert isinstance(matrices, Buffer)
+    return matrices if matrix_product.is_readable(matrices) else context.copy(matrices)
 
 
 def _others(shape: Sequence[int], taken: Sequence[int]) -> list[int]:
@@ -176,6 +239,17 @@ def _by_blas(
         return []
 
     in_function(context, "product", target, [one, other], [], build)
+    return target
+
+
+def _by_panels(
+    context: Context, form: matrix_product.Form, left: Value, right: Value, sizes: Sequence[int]
+) -> Value:
+    batch, m, k, n = sizes
+    one = _readable(context, left, (batch, m, k))
+    other = _readable(context, right, (batch, k, n))
+    target = nests.dense_buffer(context, (batch, m, n), np.dtype(np.float32))
+    matrix_product.multiply(context, form, target, one, other, add=False)
     return target
 
 

@@ -12,9 +12,9 @@ from llvmlite import ir
 from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
-from cokernel.compiler.ops.apply import apply, convert
+from cokernel.compiler.ops.apply import apply, convert, emit_elementwise
 from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
-from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.registry import Operation, rule
 from cokernel.compiler.ops.shape import positions
 from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.values import (
@@ -69,7 +69,52 @@ def reduce_value(context: Context, fold: Fold, operand: Value, axes: Sequence[in
         return views.broadcast_scalar(context, combine.identity(), shape, operand.dtype)
     if not operand.shape or is_small(operand.shape, operand.dtype):
         return _reduce_register(context, combine, operand, axes, shape)
+    if fold in (Fold.MAXIMUM, Fold.MINIMUM) and operand.dtype in _INTEGERS:
+        return _extreme_by_order(context, fold, operand, axes, shape)
     return in_registers_if_small(context, _reduce_large(context, combine, operand, axes, shape))
+
+
+# For each float dtype whose extremes are looked for among integers, those integers.
+_INTEGERS: dict[np.dtype, np.dtype] = {
+    np.dtype(np.float32): np.dtype(np.int32),
+    np.dtype(np.float64): np.dtype(np.int64),
+}
+
+
+def _extreme_by_order(
+    context: Context, fold: Fold, operand: Value, axes: Sequence[int], shape: tuple[int, ...]
+) -> Value:
+    """The extreme of floats, found among integers of the same order: one instruction a step, where
+    that of floats takes five that wait for each other on processors whose maximum of a number and
+    NaN is the number."""
+    integer = _INTEGERS[operand.dtype]
+    bits = 8 * integer.itemsize
+    rest = (1 << (bits - 1)) - 1
+    # NaN wins over everything.
+    nan = rest if fold is Fold.MAXIMUM else -rest - 1
+
+    def flipped(builder: ElementBuilder, register: ir.Value) -> ir.Value:
+        """Negative numbers with all bits but the sign's reversed: they then ascend as integers do.
+        Its own inverse."""
+        kind = dtypes.register_type(integer)
+        sign = builder.builder.ashr(register, builder.constant(kind, bits - 1))
+        mask = builder.builder.and_(sign, builder.constant(kind, rest))
+        return builder.builder.xor(register, mask)
+
+    def to_order(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+        kind = dtypes.register_type(integer)
+        order = flipped(builder, builder.builder.bitcast(register, builder.type(kind)))
+        is_nan = builder.builder.fcmp_unordered("uno", register, register)
+        return builder.builder.select(is_nan, builder.constant(kind, nan), order)
+
+    def from_order(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+        kind = dtypes.register_type(operand.dtype)
+        return builder.builder.bitcast(flipped(builder, register), builder.type(kind))
+
+    order = emit_elementwise(context, to_order, operand.shape, integer, operand)
+    found = reduce_value(context, fold, order, axes)
+    result = emit_elementwise(context, from_order, shape, operand.dtype, found)
+    return context.materialise(result) if isinstance(result, Expression) else result
 
 
 def in_registers_if_small(context: Context, value: Value) -> Value:
