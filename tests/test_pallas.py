@@ -81,6 +81,83 @@ def test_a_kernel_of_two_meshes(transform):
         np.testing.assert_array_equal(transform(two_meshes())(X), X * 2)
 
 
+def single(**options):
+    """A kernel that JAX can run by itself as well, by interpretation."""
+
+    def double_all(x_ref, out_ref):
+        out_ref[...] = x_ref[...] * 2
+
+    return pl.kernel(
+        double_all,
+        out_type=jax.ShapeDtypeStruct((64,), jnp.float32),
+        mesh=pltpu.TensorCoreMesh(axis_name="core", num_cores=1),
+        interpret=True,
+        **options,
+    )
+
+
+def is_ours(fn):
+    """Calls a function that doubles X, and says whether Cokernel launched it."""
+    with cokernel.pallas.enabled():
+        jax.block_until_ready(one_mesh(name="marker")(X))
+    np.testing.assert_array_equal(jax.block_until_ready(fn(X)), X * 2)
+    return cokernel.last_launch().kernel != "marker"
+
+
+def is_untouched():
+    return (
+        "bind" not in vars(cokernel._jax.stock_mpmd_map_p)
+        and cokernel._jax.stock_mpmd_map_p not in cokernel._jax.platform_lowerings["cpu"]
+    )
+
+
+def callers(kernel):
+    jitted = jax.jit(kernel)
+    return {
+        "eager": kernel,
+        "jit": jitted,
+        "jit in jit": jax.jit(lambda x: jitted(x)),
+        "cond": jax.jit(lambda x: lax.cond(x[0] > -1, jitted, lambda x: x, x)),
+        "vmap": jax.jit(lambda x: jax.vmap(jitted)(x[None])[0]),
+        "scan": jax.jit(lambda x: lax.scan(lambda c, _: (jitted(c), None), x, None, 1)[0]),
+    }
+
+
+@pytest.mark.parametrize("how", sorted(callers(single)))
+def test_no_cache_serves_what_was_traced_under_the_other_setting(how):
+    function = callers(single())[how]
+    assert not is_ours(function)
+    with cokernel.pallas.enabled():
+        assert is_ours(function)
+    assert not is_ours(function)
+    cokernel.pallas.enable()
+    try:
+        assert is_ours(function)
+    finally:
+        cokernel.pallas.disable()
+    assert not is_ours(function)
+
+
+def test_a_jaxpr_is_run_by_whoever_is_enabled_when_it_is_evaluated():
+    jaxpr = jax.make_jaxpr(jax.jit(single()))(X)
+
+    def evaluate(x):
+        return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, x)[0]
+
+    assert not is_ours(evaluate)
+    with cokernel.pallas.enabled():
+        assert is_ours(evaluate)
+        assert is_ours(jax.jit(evaluate))
+    assert not is_ours(evaluate)
+
+
+def test_what_was_traced_before_is_lowered_by_whoever_is_enabled():
+    traced = jax.jit(single()).trace(X)
+    with cokernel.pallas.enabled():
+        assert is_ours(traced.lower().compile())
+    assert not is_ours(jax.jit(single()).trace(X).lower().compile())
+
+
 def test_outside_jax_does_what_it_did():
     kernel = jax.jit(two_meshes())
     with cokernel.pallas.enabled():
@@ -88,21 +165,52 @@ def test_outside_jax_does_what_it_did():
     # The same function, already compiled with our backend, must not be taken from a cache.
     with pytest.raises(NotImplementedError, match="multiple mesh/function pairs"):
         kernel(X)
+    assert is_untouched()
 
 
-def test_enable_and_disable():
-    table = cokernel._jax.platform_lowerings["cpu"]
+def test_enable_and_disable_are_switches_and_blocks_may_be_nested_in_them():
     kernel = jax.jit(two_meshes())
     cokernel.pallas.enable()
     cokernel.pallas.enable()
     try:
         np.testing.assert_array_equal(kernel(X), X * 2)
+        with cokernel.pallas.enabled():
+            with cokernel.pallas.enabled():
+                pass
+            cokernel.pallas.disable()
+            np.testing.assert_array_equal(kernel(X), X * 2)
+            assert not is_untouched()
     finally:
         cokernel.pallas.disable()
-    cokernel.pallas.disable()
-    assert cokernel._jax.stock_mpmd_map_p not in table
+    assert is_untouched()
     with pytest.raises(NotImplementedError, match="multiple mesh/function pairs"):
         kernel(X)
+
+
+def test_an_exception_in_the_block_ends_it():
+    with pytest.raises(RuntimeError, match="mine"), cokernel.pallas.enabled():
+        raise RuntimeError("mine")
+    assert is_untouched()
+
+
+def test_the_block_decorates_functions_too():
+    @cokernel.pallas.enabled()
+    def run():
+        return is_ours(single())
+
+    assert run()
+    assert run()
+    assert is_untouched()
+
+
+def test_pallas_call_stays_with_jax():
+    call = pl.pallas_call(
+        lambda x_ref, out_ref: out_ref.__setitem__(..., x_ref[...] * 2),
+        out_shape=jax.ShapeDtypeStruct((64,), jnp.float32),
+        interpret=True,
+    )
+    with cokernel.pallas.enabled():
+        assert not is_ours(call)
 
 
 def test_the_block_holds_for_its_own_thread():
@@ -143,3 +251,69 @@ def test_a_deadlock_of_a_stock_kernel_is_reported():
     )
     with cokernel.pallas.enabled(), pytest.raises(Exception, match=r"(?s)Deadlock:.*'never'"):
         jax.block_until_ready(kernel(X))
+
+
+def test_transformations_are_those_of_our_primitive():
+    def value(x):
+        return one_mesh()(x)
+
+    with cokernel.pallas.enabled():
+        np.testing.assert_array_equal(jax.vmap(value)(np.stack([X, X + 1])), [X * 2, X * 2 + 2])
+        np.testing.assert_array_equal(jax.jvp(value, (X,), (X + 1,))[1], X * 2 + 2)
+        with pytest.raises(NotImplementedError, match=r"no reverse mode.*jax.custom_vjp"):
+            jax.grad(lambda x: value(x).sum())(X)
+
+
+def test_every_form_of_outputs_and_scratch():
+    out = jax.ShapeDtypeStruct((64,), jnp.float32)
+    for out_type in (out, (out,), [out, pltpu.HBM((64,), jnp.float32)], {"doubled": out}):
+
+        @pl.kernel(
+            out_type=out_type,
+            mesh=vector_mesh(),
+            scratch_types={"buffer": pltpu.VMEM((8,), jnp.float32)},
+            compiler_params=pltpu.CompilerParams(needs_layout_passes=False),
+            cost_estimate=pl.CostEstimate(flops=64, transcendentals=0, bytes_accessed=512),
+            name="doubling",
+            metadata={"author": "somebody"},
+        )
+        def run(x_ref, *out_refs, buffer):
+            for out_ref in jax.tree.leaves(out_refs):
+                double(x_ref, out_ref, buffer)
+
+        with cokernel.pallas.enabled():
+            results = jax.block_until_ready(jax.jit(run)(X))
+        assert cokernel.last_launch().kernel == "doubling"
+        assert jax.tree.structure(results) == jax.tree.structure(
+            out_type, is_leaf=lambda leaf: hasattr(leaf, "dtype")
+        )
+        for result in jax.tree.leaves(results):
+            np.testing.assert_array_equal(result, X * 2)
+
+
+def test_refs_are_written_in_place():
+    kernel = pl.kernel(double, mesh=vector_mesh(), scratch_types=[pltpu.VMEM((8,), jnp.float32)])
+    result = jax.new_ref(jnp.zeros(64))
+    with cokernel.pallas.enabled():
+        kernel(jnp.asarray(X), result)
+    np.testing.assert_array_equal(result[...], X * 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*core_map is deprecated")
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
+def test_core_map_in_run_state(transform):
+    def run(x):
+        def body(refs):
+            @pl.core_map(vector_mesh(), scratch_shapes=[pltpu.VMEM((8,), jnp.float32)])
+            def _(buffer):
+                double(*refs, buffer)
+
+        return pl.run_state(body)((x, jnp.zeros_like(x)))[1]
+
+    with cokernel.pallas.enabled():
+        assert is_ours(transform(run))
+
+
+def test_the_forced_interpreter_gives_way():
+    with cokernel.pallas.enabled(), pltpu.force_tpu_interpret_mode():
+        assert is_ours(one_mesh())
