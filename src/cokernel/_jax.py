@@ -81,6 +81,7 @@ from jax._src.pallas.mosaic.interpret.params import SharedInterpretParams
 from jax._src.pallas.mosaic.pipeline import emit_pipeline_p
 from jax._src.pallas.mosaic.pipeline import emit_pipeline_to_jaxpr
 from jax._src.pallas.mosaic.pipeline import pipeline_body_p
+from jax._src.pallas.mosaic.pipeline import __file__ as pipeline_file
 from jax._src.pallas.mosaic.sc_core import ScalarSubcoreMesh
 from jax._src.pallas.mosaic.sc_core import VectorSubcoreMesh
 

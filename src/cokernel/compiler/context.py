@@ -61,7 +61,8 @@ class Context:
         self.program = program
         self.function = function
         self.line: SourceLine | None = None
-        # Where the body of the pipeline that is being compiled finds its position in the grid.
+        # Where the body of the pipeline that is being compiled finds its position in the grid, and
+        # in the second row the extents of that.
         self.pipeline_position: Buffer | None = None
         # Whether the equation at hand is one of `analysis.finished_copies`.
         self.is_silent = False

@@ -248,6 +248,23 @@ class MemoryLayout:
             fill_zero(context, ref.address(context), size)
         return ref
 
+    def allocate_collective(
+        self, context: Context, aval: Any, name: str, groups: Sequence[int]
+    ) -> RefValue:
+        """Memory that groups of cores share while the launch lasts, in dimensions in front of the
+        Ref's own.
+        """
+        if dtypes.is_semaphore(aval.dtype):
+            raise NotImplementedError(
+                f"{context.describe()}: {name!r} holds semaphores that several cores would share; "
+                "allocate them as scratch and name a core with device_id"
+            )
+        shape = (*groups, *aval.shape)
+        size = math.prod(shape) * dtypes.itemsize(aval.dtype)
+        offset = self._keep(self.device_arena, size)
+        ref = self._ref(aval, name, Place.DEVICE, offset, None)
+        return dataclasses.replace(ref, shape=shape)
+
     def clear_accumulators(self, context: Context) -> None:
         """Clears the accumulators of matrix units among a program's scratch: they start at zero."""
         variables = self.jaxprs[0].invars

@@ -2,7 +2,12 @@
 before anything looks at what a program allocates and where it may block.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
+
+import jax
+import numpy as np
 
 from cokernel import _jax
 from cokernel.compiler.analysis import inner_jaxprs
@@ -27,6 +32,7 @@ def written_out(eqn: Any, mesh: Any) -> Any:
     if eqn.primitive is not _jax.emit_pipeline_p:
         params = {name: _map_jaxprs(parameter, mesh) for name, parameter in eqn.params.items()}
         return eqn.replace(params=params)
+    eqn = _with_extents(eqn)
     # What JAX itself expands a pipeline to; the sizes of the mesh stand for those of a grid.
     body = _jax.emit_pipeline_to_jaxpr(
         [atom.aval for atom in eqn.invars],
@@ -34,16 +40,57 @@ def written_out(eqn: Any, mesh: Any) -> Any:
         grid_sizes=tuple(mesh.shape.values()),
         **eqn.params,
     )
-    return eqn.replace(
-        primitive=_jax.closed_call_p, params={"call_jaxpr": without_pipelines(body, mesh)}
-    )
+    body = without_pipelines(_at(body, eqn.source_info), mesh)
+    return eqn.replace(primitive=_jax.closed_call_p, params={"call_jaxpr": body})
+
+
+def _at(jaxpr: Any, source_info: Any) -> Any:
+    """The jaxpr with all of its equations at one place in the source, but for those of the body of
+    the pipeline, which have places of their own.
+    """
+
+    def placed(eqn: Any) -> Any:
+        eqn = eqn.replace(source_info=source_info)
+        if eqn.primitive is _jax.pipeline_body_p:
+            return eqn
+        params = {
+            name: _over_jaxprs(parameter, lambda inner: _at(inner, source_info))
+            for name, parameter in eqn.params.items()
+        }
+        return eqn.replace(params=params)
+
+    return jaxpr.replace(eqns=[placed(eqn) for eqn in jaxpr.eqns])
+
+
+def _with_extents(eqn: Any) -> Any:
+    """The pipeline with the extents of its grid passed to its body behind the constants of that:
+    a dynamic one is a value which the body may ask for.
+    """
+    grid = eqn.params["grid_mapping"]
+    arguments = eqn.params["args_tree"].unflatten(eqn.invars)
+    dynamic = iter(arguments.dynamic_grid_spec)
+    extents = [
+        _jax.Literal(np.int32(extent), _jax.ShapedArray((), np.int32))
+        if isinstance(extent, int)
+        else next(dynamic)
+        for extent in grid.grid
+    ]
+    kept = [extent for axis, extent in enumerate(extents) if axis not in grid.vmapped_dims]
+    arguments = dataclasses.replace(arguments, body_consts=(*arguments.body_consts, *kept))
+    flat, tree = jax.tree.flatten(arguments)
+    return eqn.replace(invars=flat, params={**eqn.params, "args_tree": tree})
 
 
 def _map_jaxprs(parameter: Any, mesh: Any) -> Any:
+    return _over_jaxprs(parameter, lambda jaxpr: without_pipelines(jaxpr, mesh))
+
+
+def _over_jaxprs(parameter: Any, function: Callable[[Any], Any]) -> Any:
+    """A parameter with a function applied to the jaxprs in it."""
     if isinstance(parameter, _jax.Jaxpr):
-        return without_pipelines(parameter, mesh)
+        return function(parameter)
     if isinstance(parameter, tuple | list) and any(
         isinstance(item, _jax.Jaxpr) for item in parameter
     ):
-        return type(parameter)(_map_jaxprs(item, mesh) for item in parameter)
+        return type(parameter)(_over_jaxprs(item, function) for item in parameter)
     return parameter

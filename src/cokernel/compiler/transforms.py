@@ -15,7 +15,7 @@ from cokernel.compiler.access import read
 from cokernel.compiler.bounds import check_array, check_slice
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i64
-from cokernel.compiler.function import Index
+from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.refs import AnyRef, IndexArrays, Pieces, View, root_of
 from cokernel.compiler.values import Value, row_major
 
@@ -28,10 +28,11 @@ def resolve(
     *,
     at: ir.Value | None = None,
     is_dma: bool = False,
+    clips: bool = False,
 ) -> View:
     """What `transforms` select of a Ref, with every dynamic index checked. `at` is the base address
     of the instance, this core's own if None. With `is_dma` arrays of indices are neither read nor
-    checked here.
+    checked here. With `clips` a slice that begins inside and ends outside is cut off.
     """
     ref, inner = root_of(ref)
     transforms = (*inner, *transforms)
@@ -39,14 +40,16 @@ def resolve(
     address = ref.address(context) if at is None else at
     view = View(ref, address, ref.dtype, ref.shape, strides)
     for transform in transforms:
-        view = _apply(context, view, transform, operation, is_dma)
+        view = _apply(context, view, transform, operation, is_dma, clips)
     return view
 
 
-def _apply(context: Context, view: View, transform: Any, operation: str, is_dma: bool) -> View:
+def _apply(
+    context: Context, view: View, transform: Any, operation: str, is_dma: bool, clips: bool
+) -> View:
     match transform:
         case _jax.NDIndexer():
-            return _index(context, view, transform, operation, is_dma)
+            return _index(context, view, transform, operation, is_dma, clips)
         case _jax.TransposeTransform(permutation=permutation):
             return _transpose(context, view, permutation, operation)
         case _jax.ReshapeTransform(shape=shape):
@@ -153,7 +156,12 @@ def _subcore_slice(context: Context, view: View) -> View:
 
 
 def _index(
-    context: Context, view: View, indexer: Any, operation: str, is_dma: bool = False
+    context: Context,
+    view: View,
+    indexer: Any,
+    operation: str,
+    is_dma: bool = False,
+    clips: bool = False,
 ) -> View:
     if view.indices is not None:
         return _index_after_arrays(context, view, indexer, operation)
@@ -173,7 +181,10 @@ def _index(
         if isinstance(index, _jax.Slice):
             start = _as_index(context, index.start)
             size = _as_index(context, index.size)
-            check_slice(context, view, dimension, start, size, index.stride, extent, operation)
+            if clips and index.stride == 1:
+                size = _clipped(context, view, dimension, start, size, extent, operation)
+            else:
+                check_slice(context, view, dimension, start, size, index.stride, extent, operation)
             offset = function.add(offset, function.multiply(start, stride))
             extents.append(size)
             strides.append(stride * index.stride)
@@ -220,6 +231,35 @@ def _index(
     return dataclasses.replace(
         view, address=address, extents=tuple(extents), strides=tuple(strides), indices=indices
     )
+
+
+def _clipped(
+    context: Context,
+    view: View,
+    dimension: int,
+    start: Index,
+    size: Index,
+    extent: Index,
+    operation: str,
+) -> Index:
+    """The size of a slice without what lies past the end. Where it begins is checked."""
+    function = context.function
+    if isinstance(size, int) and isinstance(extent, int):
+        if isinstance(start, int) and 0 <= start < extent:
+            return min(size, extent - start)
+        if extent % size == 0:
+            # Only a block among equal ones, none of which hangs over.
+            check_slice(context, view, dimension, start, size, 1, extent, operation)
+            return size
+    check_slice(context, view, dimension, start, 1, 1, extent, operation)
+    return smaller(function, size, function.subtract(extent, start))
+
+
+def smaller(function: FunctionBuilder, one: Index, other: Index) -> Index:
+    """The smaller of two numbers."""
+    if isinstance(one, int) and isinstance(other, int):
+        return min(one, other)
+    return function.intrinsic("llvm.smin", i64, [function.index(one), function.index(other)])
 
 
 def _broadcast_extents(arrays: Sequence[Any]) -> tuple[Index, ...]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
 from tests.compiler.harness import MESH, expect_close, expect_same, run
@@ -179,3 +180,53 @@ def test_program_id_counts_along_the_axes_of_the_mesh():
         body, jax.ShapeDtypeStruct((2, 3), jnp.int32), mesh=cokernel.CoreMesh(row=2, column=3)
     )
     np.testing.assert_array_equal(kernel(), [[3, 13, 23], [103, 113, 123]])
+
+
+GRID = cokernel.CoreMesh(row=2, column=3)
+
+
+@pytest.mark.parametrize("axes", ["row", ("column",), ("row", "column")])
+@pytest.mark.parametrize("space", [pltpu.VMEM, pltpu.HBM])
+def test_cores_that_differ_along_collective_axes_share_a_scoped_ref(axes, space):
+    def body(out_ref, arrived):
+        row, column = lax.axis_index("row"), lax.axis_index("column")
+
+        def scope(buffer):
+            buffer[row, column] = 10 * row + column
+            for other in range(6):
+                there = {"row": other // 3, "column": other % 3}
+                pl.semaphore_signal(arrived, 1, device_id=there)
+            pl.semaphore_wait(arrived, 6)
+            shared_row = (row + 1) % 2 if "row" in axes else row
+            shared_column = (column + 1) % 3 if "column" in axes else column
+            out_ref[row, column] = buffer[shared_row, shared_column]
+
+        pl.run_scoped(scope, space((2, 3), jnp.int32), collective_axes=axes)
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((2, 3), jnp.int32),
+        mesh=GRID,
+        scratch_types=[pltpu.SemaphoreType.REGULAR],
+    )
+    expected = np.array([[0, 1, 2], [10, 11, 12]])
+    for dimension, axis in enumerate(["row", "column"]):
+        if axis in axes:
+            expected = np.roll(expected, -1, dimension)
+    np.testing.assert_array_equal(kernel(), expected)
+
+
+@pytest.mark.parametrize(
+    ("axes", "scoped", "error"),
+    [
+        ("diagonal", pltpu.VMEM((2,), jnp.int32), ValueError),
+        ("row", pltpu.SemaphoreType.REGULAR, NotImplementedError),
+    ],
+)
+def test_collective_axes_that_make_no_sense_are_refused(axes, scoped, error):
+    def body(out_ref):
+        pl.run_scoped(lambda ref: None, scoped, collective_axes=axes)
+
+    kernel = cokernel.kernel(body, jax.ShapeDtypeStruct((1,), jnp.int32), mesh=GRID)
+    with pytest.raises(error, match=r"collective_axes|device_id"):
+        kernel()

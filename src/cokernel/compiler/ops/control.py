@@ -22,7 +22,7 @@ from cokernel.compiler.dtypes import i32, i64, void
 from cokernel.compiler.function import Index
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.program import lower_jaxpr
-from cokernel.compiler.refs import RefValue
+from cokernel.compiler.refs import AnyRef, BoundRef, RefValue
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
     Buffer,
@@ -418,14 +418,41 @@ def _join(
 def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     body = eqn.params["jaxpr"]
     names = _jax_names(body)
+    axes = eqn.params["collective_axes"]
+    axes = (axes,) if isinstance(axes, str) else tuple(axes)
     refs = [
-        context.kernel.layout.allocate_scoped(context, variable.aval, name)
+        _scoped(context, variable.aval, name, axes)
         for variable, name in zip(body.invars, names, strict=True)
     ]
     results = lower_jaxpr(context, body, refs, constants=operands)
     return [
         context.keep(context.materialise(r) if isinstance(r, Expression) else r) for r in results
     ]
+
+
+def _scoped(context: Context, aval: Any, name: str, axes: tuple[str, ...]) -> AnyRef:
+    """Memory for one Ref of a scope, which the cores that differ only along `axes` share."""
+    sizes = context.program.mesh.shape
+    unknown = [axis for axis in axes if axis not in sizes]
+    if unknown:
+        raise ValueError(
+            f"{context.describe()}: run_scoped with collective_axes={axes}: the mesh has no axis "
+            f"{unknown[0]!r}, only {', '.join(map(repr, sizes))}"
+        )
+    own_axes = [axis for axis in sizes if axis not in axes]
+    layout = context.kernel.layout
+    if not axes:
+        return layout.allocate_scoped(context, aval, name)
+    ref = layout.allocate_collective(context, aval, name, [sizes[axis] for axis in own_axes])
+    if not own_axes:
+        return ref
+    # One instance for each position on the other axes; a core sees that of its own.
+    index = tuple(
+        make_packed((), np.dtype(np.int32), context.axis_coordinate(axis)) for axis in own_axes
+    )
+    whole = tuple(_jax.Slice(0, extent) for extent in aval.shape)
+    indexer = _jax.NDIndexer((*index, *whole), ref.shape, ())
+    return BoundRef(tuple(aval.shape), aval.dtype, ref, (indexer,))
 
 
 def _jax_names(body: Any) -> list[str]:
@@ -476,10 +503,8 @@ def _identity(context: Context, eqn: Any, value: Value) -> Value:
 @rule(_jax.pallas_primitives.program_id_p)
 def _program_id(context: Context, eqn: Any) -> Value:
     axis = eqn.params["axis"]
-    position = context.pipeline_position
-    if position is not None and axis < position.size:
-        address = context.private_address(position.owner.offset + 4 * axis)
-        return make_packed((), np.dtype(np.int32), context.builder.load(address, typ=i32))
+    if _is_in_pipeline(context, axis):
+        return _of_pipeline(context, 0, axis)
     names = list(context.program.mesh.shape)
     if axis >= len(names):
         raise ValueError(f"{context.describe()}: program_id({axis}) on a mesh of {len(names)} axes")
@@ -488,11 +513,23 @@ def _program_id(context: Context, eqn: Any) -> Value:
 
 @rule(_jax.pallas_primitives.num_programs_p)
 def _num_programs(context: Context, eqn: Any) -> Value:
-    if context.pipeline_position is not None:
-        # JAX knows static extents of a grid while it traces, so this one is dynamic.
-        raise NotImplementedError(
-            f"{context.describe()}: num_programs of the dynamic grid of a pipeline that is a "
-            "primitive; pass the extent to the body"
-        )
+    axis = eqn.params["axis"]
+    if _is_in_pipeline(context, axis):
+        return _of_pipeline(context, 1, axis)
     sizes = list(context.program.mesh.shape.values())
-    return array_constant(context.function, np.asarray(sizes[eqn.params["axis"]], np.int32))
+    return array_constant(context.function, np.asarray(sizes[axis], np.int32))
+
+
+def _is_in_pipeline(context: Context, axis: int) -> bool:
+    """Whether an axis is one of the grid of a pipeline, rather than of the mesh behind those."""
+    grid = context.pipeline_position
+    return grid is not None and axis < grid.shape[1]
+
+
+def _of_pipeline(context: Context, row: int, axis: int) -> Value:
+    """The position in the grid of the pipeline (row 0), or its extent (row 1), along an axis."""
+    grid = context.pipeline_position
+    assert grid is not None
+    offset = grid.owner.offset + 4 * (row * grid.shape[1] + axis)
+    register = context.builder.load(context.private_address(offset), typ=i32)
+    return make_packed((), np.dtype(np.int32), register)

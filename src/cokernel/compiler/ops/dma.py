@@ -18,7 +18,7 @@ from cokernel.compiler.ops.sync import semaphore_at, signal, wait, written_name
 from cokernel.compiler.ops.targets import find_target, require
 from cokernel.compiler.pieces import spread
 from cokernel.compiler.refs import AnyRef, Place, RefValue, View, root_of
-from cokernel.compiler.transforms import resolve, subcores_of_chip
+from cokernel.compiler.transforms import resolve, smaller, subcores_of_chip
 from cokernel.compiler.values import Value
 
 # A Ref and the transforms on it.
@@ -145,8 +145,10 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
     if source_semaphore is not None:
         departure = semaphore_at(context, source_semaphore, operation)
 
+    add, clips = eqn.params["add"], _is_of_pipeline(eqn)
+
     def copy(origin: Selected, to: Selected) -> None:
-        _copy(context, origin, to, operation, address, add=eqn.params["add"])
+        _copy(context, origin, to, operation, address, add=add, clips=clips)
 
     _for_chosen(
         context,
@@ -165,6 +167,23 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
         signal(context, departure, byte_count(context, sources.options[0]), site)
 
 
+def _is_of_pipeline(eqn: Any) -> bool:
+    """Whether JAX's pipeline has written this copy, rather than its user.
+
+    The last block of a grid may hang over the end of an array. JAX rounds it up to whole tiles and
+    copies those, since on the chip an array ends with a whole tile: what is read from there is
+    anything, and what is written there is lost. Here nothing is there, and such copies are cut off.
+    """
+    traceback = eqn.source_info.traceback
+    codes = traceback.raw_frames()[0] if traceback else []
+    for code in codes:
+        if code.co_filename == _jax.pipeline_file:
+            return True
+        if _jax.is_user_filename(code.co_filename):
+            return False
+    return False
+
+
 def _copy(
     context: Context,
     origin: Selected,
@@ -173,6 +192,7 @@ def _copy(
     address: dict[str, Any],
     *,
     add: bool,
+    clips: bool,
 ) -> None:
     (source_root, source_transforms), (target_root, target_transforms) = origin, to
     source_target = find_target(context, source_root, operation, written_name(*origin))
@@ -184,9 +204,16 @@ def _copy(
         operation,
         at=source_target.address(context),
         is_dma=True,
+        clips=clips,
     )
     target_view = resolve(
-        context, target_root, target_transforms, operation, at=target.address(context), is_dma=True
+        context,
+        target_root,
+        target_transforms,
+        operation,
+        at=target.address(context),
+        is_dma=True,
+        clips=clips,
     )
     if source_view.dtype != target_view.dtype or dtypes.is_semaphore(source_view.dtype):
         raise ValueError(
@@ -199,7 +226,12 @@ def _copy(
         copies.side_of(context, source_view),
         copies.side_of(context, target_view),
     )
-    target_side = _same_extents(context, source_side, target_side, operation, origin, to)
+    if clips and len(source_side.extents) == len(target_side.extents):
+        pairs = zip(source_side.extents, target_side.extents, strict=True)
+        common = tuple(smaller(context.function, one, other) for one, other in pairs)
+        target_side = dataclasses.replace(target_side, extents=common)
+    else:
+        target_side = _same_extents(context, source_side, target_side, operation, origin, to)
     copies.copy(
         context,
         target_side,

@@ -18,7 +18,10 @@ from cokernel.compiler.values import Value, store_element
 def _pipeline_body(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     step, constants, refs = eqn.params["in_tree"].unflatten(operands)
     body = _jax.partial_eval.convert_constvars_jaxpr(eqn.params["jaxpr"])
-    arguments = list(constants)
+    # Behind the constants of the body stand the extents of the grid (see `pipelines.py`).
+    own = len(eqn.params["jaxpr"].constvars)
+    constants, extents = list(constants[:own]), constants[own:]
+    arguments = constants
     if eqn.params["_explicit_indices"]:
         arguments += jax.tree.leaves(step)
     avals = [variable.aval for variable in body.invars[len(arguments) :]]
@@ -26,10 +29,11 @@ def _pipeline_body(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     outer = context.pipeline_position
     # In memory, because the body may ask for its position inside a loop that is a function of its
     # own.
-    position = nests.dense_buffer(context, (len(step.index),), np.dtype(np.int32))
-    for axis, index in enumerate(step.index):
-        address = position.element_address(context.function, [axis])
-        store_element(context.function, context.scalar(index), address, position.dtype)
+    position = nests.dense_buffer(context, (2, len(step.index)), np.dtype(np.int32))
+    for row, numbers in enumerate((step.index, extents)):
+        for axis, number in enumerate(numbers):
+            address = position.element_address(context.function, [row, axis])
+            store_element(context.function, context.scalar(number), address, position.dtype)
     context.pipeline_position = position
     try:
         return lower_jaxpr(context, body, arguments)
