@@ -1,5 +1,6 @@
 """Sorting gives XLA's order: stable, with both zeros equal and NaNs last."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -57,3 +58,27 @@ def test_top_k_with_the_first_of_equals_first(shape, dtype):
 def test_an_expression_is_sorted():
     x = sample((30, 40), np.int32)
     expect_same(lambda x: [lax.sort(x * 3 - x, dimension=0), lax.sort(x.T + 1)], x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16, np.int8, np.uint32])
+@pytest.mark.parametrize("count", [64, 5000])
+def test_long_rows_with_and_without_something_that_moves_along(dtype, count):
+    # Every bit pattern may occur: all digits differ, and there are NaNs of many kinds.
+    dtype = np.dtype(dtype)
+    integers = np.random.default_rng(0).integers(0, 256, count * dtype.itemsize, dtype=np.uint8)
+    x = np.stack([integers.view(dtype), sample((count,), dtype)])
+    y = np.arange(x.size, dtype=np.int32).reshape(x.shape)
+    expect_same(lambda x, y: [lax.sort(x), *lax.sort((x, y), num_keys=1), lax.top_k(x[1], 7)], x, y)
+
+
+def test_a_long_row_of_equals_keeps_its_order():
+    x = np.where(np.arange(300) % 3 == 0, -0.0, 0.0).astype(np.float32)
+    y = np.arange(300, dtype=np.int32)
+    expect_same(lambda x, y: [lax.sort(x), *lax.sort((x, y), num_keys=1)], x, y)
+
+
+def test_long_rows_of_sixty_four_bits():
+    with jax.enable_x64(True):
+        x = np.random.default_rng(0).standard_normal(300)
+        y = np.random.default_rng(0).integers(-(2**63), 2**63, 300)
+        expect_same(lambda x, y: [lax.sort(x), lax.sort(y), *lax.sort((y, x), num_keys=1)], x, y)

@@ -1,5 +1,5 @@
-"""Sorting along one axis: a sorting network for arrays in registers, a merge sort for those in
-memory. Both are stable.
+"""Sorting along one axis: a sorting network for arrays in registers; in memory a radix sort for
+long rows with one key, a merge sort for others. All are stable.
 
 Elements are compared by integer keys whose order is that of the elements. For `sort`, XLA's order
 of floats: the two zeros are equal, and NaNs are equal and come last.
@@ -17,6 +17,7 @@ from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import Kind, i8, i32, i64
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
+from cokernel.compiler.ops import radix_sort
 from cokernel.compiler.ops.apply import convert, emit_elementwise
 from cokernel.compiler.ops.reduce import in_function, in_registers_if_small
 from cokernel.compiler.ops.registry import Operation, rule
@@ -37,6 +38,8 @@ from cokernel.compiler.values import (
 def sort(context: Context, eqn: Any, *operands: Value) -> list[Value]:
     """Several arrays reordered alike, so that the first `num_keys` of them ascend
     lexicographically."""
+    if len(operands) == 1 and _moves_elements(operands[0], eqn.params["dimension"]):
+        return [_sort_elements(context, operands[0], eqn.params["dimension"])]
     keys = [sort_key(context, operand) for operand in operands[: eqn.params["num_keys"]]]
     return sort_by(context, keys, operands, eqn.params["dimension"])
 
@@ -103,7 +106,96 @@ def sort_by(
         return list(operands)
     if all(is_small(shape, value.dtype) for value in (*keys, *operands)):
         return _sort_registers(context, keys, operands, axis)
+    is_long = shape[axis] >= radix_sort.SHORTEST_ROW
+    if is_long and len(keys) == 1 and keys[0].dtype.itemsize <= 4:
+        return _sort_by_places(context, keys[0], operands, axis)
     return _sort_memory(context, keys, operands, axis)
+
+
+def _moves_elements(operand: Value, axis: int) -> bool:
+    return (
+        operand.size > 0
+        and operand.shape[axis] >= radix_sort.SHORTEST_ROW
+        and not is_small(operand.shape, operand.dtype)
+        and radix_sort.Elements.can_move(operand.dtype)
+    )
+
+
+def _rows_along(context: Context, value: Value, axis: int, *, keep_lazy: bool = False) -> Value:
+    """The value with `axis` last, in memory unless it is lazy and may stay so."""
+    is_lazy = isinstance(value, Expression) and keep_lazy
+    last = [*(d for d in range(len(value.shape)) if d != axis), axis]
+    view = views.transposed(value.shape, last)
+    return views.take_view(context, value if is_lazy else context.materialise(value), view)
+
+
+def _sort_elements(context: Context, operand: Value, axis: int) -> Value:
+    """Radix sort of rows with which nothing else is moved."""
+    form = radix_sort.Elements(operand.dtype)
+    count = operand.shape[axis]
+    target = nests.dense_buffer(context, operand.shape, operand.dtype)
+    values = [
+        _rows_along(context, operand, axis, keep_lazy=True),
+        _rows_along(context, target, axis),
+        *radix_sort.rooms(context, form, count),
+    ]
+
+    def build(
+        function: FunctionBuilder, _: Buffer | None, inside: list[Value]
+    ) -> Sequence[ir.Value]:
+        source, result, room, counters = inside
+        assert isinstance(result, Buffer)
+        with function.nest(source.shape[:-1]) as row:
+
+            def store(place: Index, element: ir.Value) -> None:
+                address = result.element_address(function, [*row, place])
+                store_element(function, element, address, result.dtype)
+
+            radix_sort.sort_row(context, form, source, row, _buffer(room), _buffer(counters), store)
+        return []
+
+    in_function(context, "sort", None, values, [], build)
+    return target
+
+
+def _sort_by_places(
+    context: Context, key: Value, operands: Sequence[Value], axis: int
+) -> list[Value]:
+    """Radix sort of each row's keys together with where they were; the operands are fetched at the
+    end.
+    """
+    form = radix_sort.KeysAndPlaces(key.dtype)
+    targets = [nests.dense_buffer(context, value.shape, value.dtype) for value in operands]
+    values = [
+        _rows_along(context, key, axis, keep_lazy=True),
+        *(_rows_along(context, value, axis, keep_lazy=_is_cheap(value)) for value in operands),
+        *(_rows_along(context, target, axis) for target in targets),
+        *radix_sort.rooms(context, form, key.shape[axis]),
+    ]
+
+    def build(
+        function: FunctionBuilder, _: Buffer | None, inside: list[Value]
+    ) -> Sequence[ir.Value]:
+        keys, *others, room, counters = inside
+        sources, results = others[: len(operands)], others[len(operands) :]
+        with function.nest(keys.shape[:-1]) as row:
+
+            def fetch(to: Index, place: ir.Value) -> None:
+                builder = ElementBuilder(function)
+                for source, result in zip(sources, results, strict=True):
+                    element = source.element(builder, [*row, place])
+                    address = _buffer(result).element_address(function, [*row, to])
+                    store_element(function, element, address, result.dtype)
+
+            radix_sort.sort_row(context, form, keys, row, _buffer(room), _buffer(counters), fetch)
+        return []
+
+    in_function(context, "sort", None, values, [], build)
+    return [in_registers_if_small(context, target) for target in targets]
+
+
+def _is_cheap(value: Value) -> bool:
+    return isinstance(value, Expression) and value.is_cheap
 
 
 def _sort_registers(
@@ -200,13 +292,7 @@ def _sort_memory(
     up between equals, and the operands are fetched at the end."""
     shape = operands[0].shape
     count = shape[axis]
-    last = [*(d for d in range(len(shape)) if d != axis), axis]
-    view = views.transposed(shape, last)
-
-    def along(value: Value, *, keep_lazy: bool = False) -> Value:
-        is_lazy = isinstance(value, Expression) and keep_lazy
-        return views.take_view(context, value if is_lazy else context.materialise(value), view)
-
+    rows = [extent for dimension, extent in enumerate(shape) if dimension != axis]
     targets = [nests.dense_buffer(context, shape, operand.dtype) for operand in operands]
     rooms = [
         nests.dense_buffer(context, (2, count), keys[0].dtype),
@@ -214,12 +300,9 @@ def _sort_memory(
         *(nests.dense_buffer(context, (count,), key.dtype) for key in keys[1:]),
     ]
     values = [
-        *(along(key, keep_lazy=True) for key in keys),
-        *(
-            along(operand, keep_lazy=isinstance(operand, Expression) and operand.is_cheap)
-            for operand in operands
-        ),
-        *(along(target) for target in targets),
+        *(_rows_along(context, key, axis, keep_lazy=True) for key in keys),
+        *(_rows_along(context, value, axis, keep_lazy=_is_cheap(value)) for value in operands),
+        *(_rows_along(context, target, axis) for target in targets),
         *rooms,
     ]
 
@@ -232,7 +315,7 @@ def _sort_memory(
         results = [_buffer(next(parts)) for _ in operands]
         key_room, place_room = _buffer(next(parts)), _buffer(next(parts))
         others = [_buffer(next(parts)) for _ in keys[1:]]
-        with function.nest(view.shape[:-1]) as row:
+        with function.nest(rows) as row:
             _fill(function, row, count, key_values, [_line(key_room), *others], _line(place_room))
             places = _merge_passes(function, count, key_room, place_room, others)
             with function.loop(0, count) as loop:
