@@ -68,6 +68,7 @@ def row(
     expected: np.ndarray,
     hand: Callable[[int, int | None], float] | None,
     limit: tuple[str, Callable[[], float]],
+    hand_name: Callable[[int], str] = by_hand,
     faster: float = 1,
     tolerance: float = 1e-5,
 ) -> Case:
@@ -85,6 +86,7 @@ def row(
       hand: does the job in C++ with that many threads, into the memory at an address or, without
         one, into new memory, and returns the time in seconds; None where nobody writes the loop
         by hand.
+      hand_name: what `hand` is called with that many threads.
       limit: what limits the job on this machine, and a function that measures it in seconds.
       faster: how many times faster than plain JAX the kernel is expected to be, at least.
     """
@@ -95,11 +97,11 @@ def row(
     goals = [Goal(COKERNEL, 1 / faster if name == JIT else 1, name) for name in peers]
     if hand is not None:
         for threads in sorted({1, THREADS}):
-            contenders.append(Contender(by_hand(threads), lambda n=threads: hand(n, None)))
+            contenders.append(Contender(hand_name(threads), lambda n=threads: hand(n, None)))
             out = np.zeros_like(expected)
             hand(threads, address(out))
             np.testing.assert_allclose(out, expected, tolerance, tolerance)
-        goals.append(Goal(COKERNEL, 1.3, HAND))
+        goals.append(Goal(COKERNEL, 1.3, hand_name(THREADS)))
     contenders.append(Contender(*limit))
     for function in (kernel, *peers.values()):
         check(function, arguments, expected, tolerance)
