@@ -227,7 +227,9 @@ def _straight(make_kernel: Callable) -> Callable:
 
 KERNELS = {
     "rows": Kernel(
-        "two programs: DMAs, a loop over 16-lane vectors, sorts", _rows, (_random(ROWS, LANES),),
+        "two programs: DMAs, a loop over 16-lane vectors, sorts",
+        _rows,
+        (_random(ROWS, LANES),),
         _plain_rows,
     ),
     "merge": Kernel(

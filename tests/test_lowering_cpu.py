@@ -1,9 +1,15 @@
-"""What crosses the border between XLA and a kernel arrives unchanged."""
+"""What crosses the border between XLA and a kernel arrives unchanged, and compiled kernels are used
+again."""
+
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 import cokernel
 
@@ -79,3 +85,109 @@ def test_a_kernel_that_was_let_go_is_loaded_again(monkeypatch):
             np.testing.assert_array_equal(kernel(x), x * np.float32(factor))
     # Each call but the first met a kernel that its predecessors had pushed out.
     assert len(forgotten) == 5
+
+
+# The cache of modules.
+
+
+@pytest.fixture
+def kernels(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setenv("COKERNEL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def double(shift=0, **params):
+    """A kernel that is traced anew, in a process that forgets what it has compiled."""
+
+    def body(x_ref, out_ref):
+        out_ref[...] = x_ref[...] * 2 + shift
+
+    kernel = cokernel.mpmd_map(
+        [(MESH, body)],
+        jax.ShapeDtypeStruct((100,), jnp.int32),
+        compiler_params=cokernel.CompilerParams(**params),
+    )
+    return np.asarray(kernel(jnp.arange(100))) - 2 * np.arange(100)
+
+
+@pytest.fixture
+def emissions(monkeypatch):
+    """A list that grows with each kernel for which code is emitted."""
+    from cokernel.compiler.kernel import Kernel
+
+    names = []
+    compile_kernel = Kernel.compile
+
+    def counted(self):
+        names.append(self.name)
+        return compile_kernel(self)
+
+    monkeypatch.setattr(Kernel, "compile", counted)
+    return names
+
+
+def test_a_cached_kernel_is_not_emitted_again(kernels, emissions):
+    for _ in range(3):
+        np.testing.assert_array_equal(double(), 0)
+    assert len(emissions) == 1
+    np.testing.assert_array_equal(double(shift=1), 1)
+    np.testing.assert_array_equal(double(time_limit_s=100), 0)
+    assert len(emissions) == 3
+
+
+@pytest.mark.parametrize("suffix", [".json", ".o"])
+def test_a_damaged_cache_costs_only_time(kernels, emissions, suffix):
+    _runtime_forgets_all()
+    np.testing.assert_array_equal(double(shift=2), 2)
+    [path] = kernels.glob(f"*{suffix}")
+    path.write_bytes(path.read_bytes()[:-9])
+    _runtime_forgets_all()
+    np.testing.assert_array_equal(double(shift=2), 2)
+    assert len(emissions) == (2 if suffix == ".json" else 1)
+
+
+def _runtime_forgets_all():
+    from cokernel import _runtime
+    from cokernel.lowering import cpu
+
+    while cpu._reloadable:
+        _runtime.unregister_executable(cpu._reloadable.popleft())
+
+
+def test_a_kernel_that_calls_python_is_not_cached(kernels, emissions, capfd):
+    def body(x_ref, out_ref):
+        pl.debug_print("x is {}", x_ref[0])
+        out_ref[...] = x_ref[...]
+
+    for _ in range(2):
+        kernel = cokernel.mpmd_map([(MESH, body)], jax.ShapeDtypeStruct((4,), jnp.int32))
+        jax.block_until_ready(jax.jit(lambda x, kernel=kernel: kernel(x))(jnp.arange(4)))
+    jax.effects_barrier()
+    assert len(emissions) == 2
+    assert not list(kernels.glob("*.json"))
+
+
+def test_another_process_takes_the_module_from_the_cache(kernels, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys, jax, jax.numpy as jnp, numpy as np, cokernel\n"
+        "from jax.experimental import pallas as pl\n"
+        "from jax.experimental.pallas import tpu as pltpu\n"
+        "def body(x_ref, out_ref, semaphore):\n"
+        "    pl.semaphore_signal(semaphore, 1, device_id={'core': 0})\n"
+        "    pl.semaphore_wait(semaphore, 1)\n"
+        "    out_ref[...] = jax.lax.fori_loop(0, 3, lambda i, x: x + i, x_ref[...])\n"
+        "kernel = cokernel.kernel(body, jax.ShapeDtypeStruct((8,), jnp.int32),\n"
+        "    mesh=cokernel.CoreMesh(core=1), scratch_types=[pltpu.SemaphoreType.REGULAR])\n"
+        "assert (np.asarray(kernel(jnp.arange(8))) == np.arange(8) + 3).all()\n"
+        "print('cokernel.compiler.kernel' in sys.modules)\n"
+    )
+    emitted = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, script], env=environment, capture_output=True, text=True, check=True
+        )
+        emitted.append(done.stdout.strip())
+    assert emitted == ["True", "False"]

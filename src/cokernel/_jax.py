@@ -32,9 +32,13 @@ from jax._src.core import pp_eqn_rules
 from jax._src.core import resolve_input_effects
 from jax._src.core import trace_state_clean
 from jax._src.dispatch import apply_primitive
+from jax._src.flattree import FlatTree
 from jax._src.flattree import flatten as flatten_to_tree
 from jax._src.interpreters.partial_eval import trace_to_jaxpr
 from jax._src.lax.parallel import axis_index_p
+from jax._src.literals import TypedComplex
+from jax._src.literals import TypedFloat
+from jax._src.literals import TypedInt
 from jax._src.source_info_util import is_user_filename
 from jax._src.source_info_util import new_source_info
 from jax._src.source_info_util import register_exclusion as exclude_from_sources
@@ -140,6 +144,7 @@ from jax._src.lax.control_flow.loops import while_p
 from jax._src.pallas import primitives as pallas_primitives
 from jax._src.pallas.mosaic import primitives as tpu_primitives
 from jax._src.pallas.mosaic import sc_primitives
+from jax._src.named_sharding import UNSPECIFIED
 from jax._src.pjit import jit_p
 from jax._src.source_info_util import user_frame
 from jax._src.state.primitives import addupdate_p

@@ -107,10 +107,10 @@ def _runtime() -> str:
 
 
 def _object_cache() -> str:
-    codegen = importlib.import_module("cokernel.compiler.codegen")
-    folder = codegen.cache_folder()
+    cache = importlib.import_module("cokernel.compiler.cache")
+    folder = cache.cache_folder()
     if folder is None:
-        return f"off ({codegen.CACHE_VARIABLE} is set to nothing)"
+        return f"off ({cache.CACHE_VARIABLE} is set to nothing)"
     nearest = folder.absolute()
     while not nearest.exists():
         nearest = nearest.parent

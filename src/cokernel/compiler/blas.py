@@ -8,6 +8,11 @@ compiled code sets it to one while at least one of its products runs, and puts b
 
 import ctypes
 import functools
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,8 +44,7 @@ def symbols() -> dict[str, int]:
 
     Raises NotImplementedError if SciPy's BLAS takes integers of another width than 32 bits.
     """
-    from scipy.linalg import cython_blas
-
+    cython_blas = _cython_blas()
     capsules: dict[str, Any] = cython_blas.__pyx_capi__
     found = {f"{PREFIX}{name}": _address(capsules[name]) for name in _ROUTINES.values()}
     found |= {f"{PREFIX}{name}": ctypes.addressof(field) for name, field in _STATE.items()}
@@ -59,6 +63,21 @@ def symbols() -> dict[str, int]:
     return found
 
 
+def _cython_blas() -> Any:
+    """SciPy's extension module of BLAS, without the rest of `scipy.linalg`, whose import takes ten
+    times as long."""
+    if "scipy.linalg.cython_blas" not in sys.modules:
+        package = importlib.util.find_spec("scipy")
+        for folder in (package and package.submodule_search_locations) or ():
+            paths = [os.path.join(folder, "linalg")]
+            spec = importlib.machinery.PathFinder.find_spec("cython_blas", paths)
+            if spec is not None and spec.loader is not None:
+                module = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+                return module
+    return importlib.import_module("scipy.linalg.cython_blas")
+
+
 def _address(capsule: Any) -> int:
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype = ctypes.c_char_p
@@ -72,6 +91,14 @@ def _address(capsule: Any) -> int:
             "with 32-bit integers. Install a SciPy that was built with the LP64 interface."
         )
     return api.PyCapsule_GetPointer(capsule, signature)
+
+
+def offers_all(ir: str) -> bool:
+    """Whether all that a module takes from here exists in this process."""
+    if PREFIX not in ir:
+        return True
+    taken = rf'^(?:declare .*)?@"?({PREFIX}\w+)"?(?:\(| = external)'
+    return set(re.findall(taken, ir, re.MULTILINE)) <= symbols().keys()
 
 
 def is_supported(dtype: Any) -> bool:

@@ -4,20 +4,16 @@ loading.
 
 import functools
 import hashlib
-import os
-import pathlib
-import tempfile
 import threading
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
 
-from cokernel.compiler import blas
+from cokernel.compiler import blas, cache
 
 # Written into every key, so that a change of how we compile never meets an object from before it.
 PIPELINE_VERSION = 2
-CACHE_VARIABLE = "COKERNEL_CACHE"
 
 # A function that adds to sixteen sums of float32 the products of as many pairs of bfloat16. Modules
 # only declare it, since they may travel to a machine that has no such instruction.
@@ -27,21 +23,8 @@ MULTIPLY_PAIRS = "cokernel_multiply_pairs"
 _lock = threading.RLock()
 
 
-def cache_folder() -> pathlib.Path | None:
-    """Where compiled objects are kept between processes; None if COKERNEL_CACHE is set to the empty
-    string.
-    """
-    setting = os.environ.get(CACHE_VARIABLE)
-    if setting == "":
-        return None
-    if setting is not None:
-        return pathlib.Path(setting)
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base) / "cokernel"
-
-
 @functools.cache
-def _host() -> tuple[str, str, str]:
+def host() -> tuple[str, str, str]:
     """The triple, processor and features of this machine."""
     with _lock:
         llvm.initialize_native_target()
@@ -57,7 +40,7 @@ def host_has(feature: str) -> bool:
 
 
 def _target_machine() -> Any:
-    triple, cpu, features = _host()
+    triple, cpu, features = host()
     target = llvm.Target.from_triple(triple)
     # Position-independent code with small offsets: the loader places code and data together and
     # reaches the rest through stubs.
@@ -135,38 +118,15 @@ declare <16 x float> @llvm.fma.v16f32(<16 x float>, <16 x float>, <16 x float>)
 
 def compile_object(ir: str) -> bytes:
     """Compiles LLVM IR to an object file for this machine, or takes it from the cache."""
-    triple, cpu, features = _host()
-    identity = "\n".join([str(PIPELINE_VERSION), llvmlite.__version__, triple, cpu, features, ir])
-    folder = cache_folder()
-    path = (
-        folder / f"{hashlib.sha256(identity.encode()).hexdigest()}.o"
-        if folder is not None
-        else None
-    )
-    if path is not None:
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            pass
-    with _lock:
-        module, machine = _optimised(ir)
-        code = machine.emit_object(module)
-    if path is not None:
-        _write_atomically(path, code)
+    identity = "\n".join([str(PIPELINE_VERSION), llvmlite.__version__, *host(), ir])
+    name = f"{hashlib.sha256(identity.encode()).hexdigest()}.o"
+    code = cache.read(name)
+    if code is None:
+        with _lock:
+            module, machine = _optimised(ir)
+            code = machine.emit_object(module)
+        cache.write(name, code)
     return code
-
-
-def _write_atomically(path: pathlib.Path, code: bytes) -> None:
-    """Writes beside the target and renames, so that another process never reads half an object. A
-    cache that can't be written to only costs time, so that is no error.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
-        os.replace(file.name, path)
-    except OSError:
-        return
 
 
 class LoadedCode:

@@ -11,7 +11,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from cokernel import _jax, _runtime, parameters, primitive
+from cokernel import _jax, _runtime, meshes, parameters, primitive
+from cokernel.compiler import cache, fingerprint
 from cokernel.lowering import CPU_CALL_TARGET
 
 # How many kernels stay in memory as machine code; each takes some 250 KB.
@@ -30,8 +31,9 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     """
     options = parameters.resolve(params["compiler_params"])
     outer = _outer_axes(ctx, params)
-    module, callbacks = _compile(ctx, params, options, outer)
-    text = json.dumps(module, separators=(",", ":"))
+    text, module, callbacks = _module(ctx, params, options, outer)
+    if options.dump_llvm:
+        print(module["ir"])
     key = _key(text, callbacks)
     with _registration_lock:
         if not _runtime.executable_is_registered(key):
@@ -97,6 +99,54 @@ def _convert(ctx: Any, value: Any, source: Any, target: Any) -> Any:
     return converted
 
 
+def _module(
+    ctx: Any,
+    params: Mapping[str, Any],
+    options: parameters.CompilerParams,
+    outer: Mapping[Any, int],
+) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
+    """The module as text and as plain data, from the cache if it is there, and the callbacks that
+    go with it."""
+    name = _cache_name(ctx, params, options, outer)
+    stored = None if name is None else cache.read(name)
+    if stored is not None:
+        text = stored.decode()
+        module = json.loads(text)
+        from cokernel.compiler import blas
+
+        if blas.offers_all(module["ir"]):
+            return text, module, []
+    module, callbacks = _compile(ctx, params, options, outer)
+    text = json.dumps(module, separators=(",", ":"))
+    # What calls Python functions means nothing in another process.
+    if name is not None and not callbacks:
+        cache.write(name, text.encode())
+    return text, module, callbacks
+
+
+def _cache_name(
+    ctx: Any,
+    params: Mapping[str, Any],
+    options: parameters.CompilerParams,
+    outer: Mapping[Any, int],
+) -> str | None:
+    """The name under which the kernel's module is cached; None if it cannot be."""
+    if cache.cache_folder() is None:
+        return None
+    kernel = {
+        name: params[name]
+        for name in ("name", "jaxprs", "meshes", "external_meshes", "input_output_aliases")
+    }
+    counts = len(ctx.avals_in), len(params["out_avals"])
+    try:
+        digest = fingerprint.fingerprint(
+            kernel, counts, dict(outer), options, meshes.current_target(), _runtime.abi_offsets()
+        )
+    except fingerprint.Unknown:
+        return None
+    return f"{digest}.json"
+
+
 def _compile(
     ctx: Any,
     params: Mapping[str, Any],
@@ -121,8 +171,6 @@ def _compile(
         offsets=_runtime.abi_offsets(),
     )
     compiled = kernel.compile()
-    if options.dump_llvm:
-        print(compiled.ir)
     spec = dict(compiled.spec)
     spec["num_workers"] = options.num_workers or 0
     # Who names a number wants that many; otherwise helpers come when a launch lasts long enough.
@@ -142,7 +190,6 @@ def _key(text: str, callbacks: Sequence[Mapping[str, Any]]) -> int:
 
 def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[str, Any]]) -> None:
     """Compiles a module to machine code and makes it known to the runtime."""
-    from cokernel.checking.failures import describe
     from cokernel.compiler import codegen
 
     code = codegen.LoadedCode(codegen.compile_object(module["ir"]))
@@ -150,12 +197,19 @@ def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[s
     spec["programs"] = [
         {**program, "entry": code.address(program["entry"])} for program in spec["programs"]
     ]
-    spec["report"] = functools.partial(describe, sites=module["sites"], memory=module["memory"])
+    spec["report"] = functools.partial(_describe, sites=module["sites"], memory=module["memory"])
     spec["callbacks"] = list(callbacks)
     spec["keep_alive"] = code
     _runtime.register_executable(key, spec)
     if not callbacks:
         _forget_oldest(key)
+
+
+def _describe(*args: Any, **kwargs: Any) -> str:
+    # Imported when something has failed, because most launches never do.
+    from cokernel.checking.failures import describe
+
+    return describe(*args, **kwargs)
 
 
 def _forget_oldest(newest: int) -> None:
