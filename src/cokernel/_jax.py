@@ -27,6 +27,7 @@ from jax._src.core import extend_axis_env_nd
 from jax._src.core import get_axis_env
 from jax._src.core import get_referent
 from jax._src.core import is_constant_shape
+from jax._src.core import jaxpr_as_fun
 from jax._src.core import jaxprs_in_params
 from jax._src.core import pp_eqn_rules
 from jax._src.core import resolve_input_effects
@@ -101,6 +102,7 @@ from jax._src.config import config_ext
 from jax._src.frozen_dict import FrozenDict
 
 # Lowering
+from jax._src.compiler import get_compile_options
 from jax._src.interpreters import mlir
 from jax._src.interpreters.mlir import register_lowering
 from jax._src.interpreters.mlir import _lowerings as common_lowerings

@@ -1,4 +1,6 @@
 """The `cokernel` command: what the machine offers, the first example, and checking a script."""
+"""The `cokernel` command: `doctor` says what the machine offers, `demo` runs the first example,
+`aot` compiles for a chip that is not there."""
 
 import argparse
 import importlib
@@ -9,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 DEMO_MODULE = "cokernel.demo"
+AOT_MODULE = "cokernel.aot.command"
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,12 @@ def demo(arguments: Sequence[str]) -> int:
     return example.main(arguments)
 
 
+def aot(arguments: Sequence[str]) -> int:
+    """Compiles ahead of time as `arguments` say and returns the exit status."""
+    command = importlib.import_module(AOT_MODULE)
+    return command.main(arguments)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command named by `arguments` (`sys.argv` if None); returns the exit status."""
     parser = argparse.ArgumentParser(prog="cokernel", description=__doc__)
@@ -187,16 +196,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser(
         "check", help="run a script with every kernel in checked mode", add_help=False
     )
+    commands.add_parser("aot", help="compile for a chip that is not there", add_help=False)
     options, rest = parser.parse_known_args(arguments)
     if options.version:
         print(f"cokernel {_version('cokernel')}")
         return 0
     if options.command is None:
-        parser.error("name a command: doctor, demo or check")
+        parser.error("name a command: doctor, demo, check or aot")
     if options.command == "demo":
         return demo(rest)
     if options.command == "check":
         return importlib.import_module("cokernel.checking.command").main(rest)
+    if options.command == "aot":
+        return aot(rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return doctor()

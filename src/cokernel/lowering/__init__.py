@@ -10,7 +10,7 @@ import jax
 CPU_CALL_TARGET = "cokernel_launch"
 
 # The modules are imported when a kernel is lowered for their platform and not before.
-_MODULES = {"cpu": "cokernel.lowering.cpu"}
+_MODULES = {"cpu": "cokernel.lowering.cpu", "tpu": "cokernel.lowering.tpu"}
 
 
 def lower(platforms: Sequence[str], ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -36,8 +36,9 @@ def lower(platforms: Sequence[str], ctx: Any, *operands: Any, **params: Any) -> 
     [platform] = platforms
     if platform not in _MODULES:
         raise NotImplementedError(
-            f"kernel {params['name']!r} cannot run on {platform}: Cokernel runs kernels on cpu so "
-            "far; place its arguments there with jax.default_device(jax.devices('cpu')[0])"
+            f"kernel {params['name']!r} cannot run on {platform}: Cokernel lowers kernels for "
+            f"{', '.join(_MODULES)}; place its arguments on a CPU with "
+            "jax.default_device(jax.devices('cpu')[0])"
         )
     module = importlib.import_module(_MODULES[platform])
     return module.lower(ctx, *operands, **params)

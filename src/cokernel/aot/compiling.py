@@ -1,0 +1,164 @@
+"""Traces and lowers a function here, has it compiled elsewhere, and writes the report."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from cokernel import _jax
+from cokernel.aot import memory, places, schedule, targets
+from cokernel.aot.places import Place
+from cokernel.aot.process import Compiler, Outcome
+from cokernel.aot.report import Report
+from cokernel.aot.targets import Target
+
+
+def compile(  # noqa: A001
+    fn: Callable[..., Any], *args: Any, target: str, time_limit_s: float = 300.0
+) -> Report:
+    """Compiles a function, with the kernels in it, for a chip that need not be there.
+
+    The function is traced and lowered in this process; the chip's compiler runs in another, whose
+    crash is a finding like any refusal. The compiler comes with `cokernel[tpu]`, or from the Python
+    that the environment variable `COKERNEL_AOT_PYTHON` names. Nothing runs: the compiler checks
+    types, resources and legality, but not whether semaphores and copies are used well.
+
+    Args:
+      fn: any function of arrays that JAX can trace; kernels in it keep the meshes they have.
+      *args: arrays, or `jax.ShapeDtypeStruct`s for them.
+      target: the name of a chip, of which `cokernel.aot.TARGETS` lists all.
+      time_limit_s: seconds after which the compiler is stopped.
+
+    Raises:
+      ValueError: if there is no such target.
+      CompilerMissing: if the chip's compiler is not installed; it says how to get it.
+    """
+    with Compiler(targets.find(target), time_limit_s) as compiler:
+        return compile_with(compiler, fn, *args)
+
+
+def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Report:
+    """Like `compile`, with a compiler that is started already and serves several functions."""
+    target = compiler.target
+    name = getattr(fn, "__name__", None) or type(fn).__name__
+    try:
+        with _lowering_for(target):
+            traced = jax.jit(fn).trace(*args)
+    except Exception as error:
+        # Whatever tracing raises is why this function cannot be compiled.
+        return _refused_here(name, target, "trace", error, None)
+    jaxpr = traced.jaxpr
+    budget = target.memory_budget()
+    uses = [use for eqn in memory.kernels(jaxpr) for use in memory.memory_uses(eqn, budget)]
+
+    try:
+        with _lowering_for(target):
+            module = _bytecode(traced.lower(lowering_platforms=(target.platform,)))
+    except Exception as error:
+        place = places.find(jaxpr, lambda shorter: _lower(shorter, target) is None)
+        return _refused_here(name, target, "lower", error, place or _kernel_at_fault(jaxpr, uses))
+
+    outcome = compiler.compile(module)
+    if outcome.compiled is None:
+        place = _place_of_refusal(jaxpr, outcome, compiler) or _kernel_at_fault(jaxpr, uses)
+        return Report(
+            function=name,
+            target=target.name,
+            accepted=False,
+            stage="compile",
+            message=outcome.error.strip(),
+            crashed=outcome.crashed,
+            place=place,
+            memory=uses,
+        )
+    sizes = dict(outcome.compiled["memory"])
+    return Report(
+        function=name,
+        target=target.name,
+        accepted=True,
+        seconds=outcome.compiled["seconds"],
+        memory=uses,
+        code_bytes=sizes.pop("generated_code_size", None),
+        compiler_bytes=sizes,
+        calls=schedule.calls(outcome.compiled["hlo"]),
+    )
+
+
+class _lowering_for:
+    """The context in which a function is traced and lowered for a chip."""
+
+    def __init__(self, target: Target):
+        self._contexts = (
+            jax.sharding.use_abstract_mesh(target.abstract_mesh()),
+            # A compiler's message names the user's line only if the kernel's code has it.
+            _jax.config.jax_mosaic_unzip_debug_locations(False),
+        )
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *exc_info: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*exc_info)
+
+
+def _bytecode(lowered: Any) -> bytes:
+    buffer = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(buffer)
+    return buffer.getvalue()
+
+
+def _lower(jaxpr: Any, target: Target) -> bytes | None:
+    """Returns the module for a traced function, or None if it cannot be lowered."""
+    avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in jaxpr.invars]
+    try:
+        with _lowering_for(target):
+            function = jax.jit(_jax.jaxpr_as_fun(jaxpr))
+            return _bytecode(function.trace(*avals).lower(lowering_platforms=(target.platform,)))
+    except Exception:
+        # It is asked whether that happens, and the first error is the one that is reported.
+        return None
+
+
+def _place_of_refusal(jaxpr: Any, outcome: Outcome, compiler: Compiler) -> Place | None:
+    def is_refused(shorter: Any) -> bool:
+        module = _lower(shorter, compiler.target)
+        return module is None or compiler.compile(module).compiled is None
+
+    return places.find(jaxpr, is_refused)
+
+
+def _kernel_at_fault(jaxpr: Any, uses: list[memory.MemoryUse]) -> Place | None:
+    """Returns the kernel that is refused for what it asks for, before any of its programs."""
+    equations = memory.kernels(jaxpr)
+    if not equations:
+        return None
+    excessive = {use.kernel for use in uses if use.exceeds}
+    at_fault = [eqn for eqn in equations if memory.kernel_name(eqn) in excessive] or equations
+    info = at_fault[0].params["jaxprs"][0].debug_info
+    largest = [use for use in uses if use.kernel == memory.kernel_name(at_fault[0])]
+    largest.sort(key=lambda use: (use.exceeds, use.asked), reverse=True)
+    what = "the kernel's memory and meshes"
+    if largest and largest[0].asked:
+        what = f"the kernel's memory; the largest piece is {largest[0].largest}"
+    line = places.line_in_text(info.func_src_info or "")
+    return Place(info.func_name, line, what)
+
+
+def _refused_here(
+    name: str, target: Target, stage: str, error: Exception, place: Place | None
+) -> Report:
+    message = f"{type(error).__name__}: {error}"
+    line = places.line_in_text(message) or places.line_of_traceback(error.__traceback__)
+    if place is None or not place.line:
+        place = Place("", line, stage) if line else None
+    return Report(
+        function=name,
+        target=target.name,
+        accepted=False,
+        stage=stage,
+        message=message,
+        place=place,
+    )

@@ -1,0 +1,186 @@
+"""Runs a chip's compiler in a process of its own, so that its crash is a finding and not ours."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jaxlib
+
+from cokernel.aot.targets import Target
+
+# Names a Python that has the compilers, where the one that runs has not.
+INTERPRETER_VARIABLE = "COKERNEL_AOT_PYTHON"
+
+_START_LIMIT_S = 120.0
+
+
+class CompilerMissing(RuntimeError):
+    """There is no compiler for the chip: its wheel is not installed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one module: `compiled`, what the compiler tells of it; else `error`.
+
+    `crashed` says that the error is not the compiler's message but how its process ended.
+    """
+
+    compiled: Mapping[str, Any] | None
+    error: str = ""
+    crashed: bool = False
+
+
+class Compiler:
+    """The compiler of one chip; a context manager, whose process serves any number of modules.
+
+    Args:
+      target: the chip.
+      time_limit_s: seconds that one module may take.
+
+    Raises:
+      CompilerMissing: when it is first used, if its wheel is not installed.
+    """
+
+    def __init__(self, target: Target, time_limit_s: float = 300.0):
+        self.target = target
+        self._time_limit_s = time_limit_s
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._folder = tempfile.TemporaryDirectory(prefix="cokernel-aot-")
+
+    def __enter__(self) -> "Compiler":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop()
+        self._folder.cleanup()
+
+    def compile(self, module: bytes) -> Outcome:
+        """Compiles a StableHLO module, given as bytecode."""
+        if self._process is None:
+            self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        path = pathlib.Path(self._folder.name) / "module.mlirbc"
+        path.write_bytes(module)
+        self._process.stdin.write(f"{path}\n")
+        self._process.stdin.flush()
+        answer = self._next_answer(self._time_limit_s)
+        if answer is None:
+            return Outcome(None, self._epitaph(), crashed=True)
+        if "error" in answer:
+            return Outcome(None, answer["error"])
+        return Outcome(answer)
+
+    def _start(self) -> None:
+        target = self.target
+        interpreter = os.environ.get(INTERPRETER_VARIABLE) or sys.executable
+        settings = {
+            "platform": target.platform,
+            "topology": target.topology,
+            "topology_options": dict(target.topology_options),
+            "modules": list(target.modules),
+            "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
+        }
+        environment = {
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            **target.environment,
+            **{
+                name: str(pathlib.Path(self._folder.name, folder))
+                for name, folder in target.folders.items()
+            },
+        }
+        # The worker finds its own packages, and not those that this process was pointed to.
+        environment.pop("PYTHONPATH", None)
+        worker = pathlib.Path(__file__).with_name("worker.py")
+        self._log = pathlib.Path(self._folder.name, "log").open("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [interpreter, str(worker), json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
+        )
+        self._answers = queue.Queue()
+        threading.Thread(
+            target=_forward, args=(self._process.stdout, self._answers), daemon=True
+        ).start()
+        answer = self._next_answer(_START_LIMIT_S)
+        if answer is None:
+            raise RuntimeError(f"the compiler for {target.name} does not start: {self._epitaph()}")
+        if "missing" in answer:
+            self._stop()
+            raise CompilerMissing(
+                f"no compiler for {target.name}: {interpreter} {answer['missing']}. Run `pip "
+                f"install 'cokernel[{target.extra}]'`, or name a Python that has it in the "
+                f"environment variable {INTERPRETER_VARIABLE}"
+            )
+
+    def _next_answer(self, limit_s: float) -> dict[str, Any] | None:
+        """Returns the worker's next answer, or None if it ended or took too long."""
+        self._timed_out = False
+        try:
+            line = self._answers.get(timeout=limit_s)
+        except queue.Empty:
+            self._timed_out = True
+            return None
+        return None if line is None else json.loads(line)
+
+    def _epitaph(self) -> str:
+        """Ends the worker and returns how it ended, with the last that it had to say."""
+        assert self._process is not None
+        if self._timed_out:
+            how = f"the compiler took longer than {self._time_limit_s:g} s and was stopped"
+            self._process.kill()
+            self._process.wait()
+        else:
+            status = self._process.wait()
+            how = f"the compiler ended with exit status {status}"
+            if status < 0:
+                how = f"the compiler crashed with {signal.Signals(-status).name}"
+        self._log.seek(0)
+        lines = [line for line in self._log.read().splitlines() if line.strip()]
+        self._stop()
+        said = [line for line in lines if _is_telling(line)] or lines
+        return f"{how}: {' / '.join(said[:3])[:2000]}" if said else how
+
+    def _stop(self) -> None:
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        try:
+            process.stdin.close()
+        except BrokenPipeError:
+            # It is gone already, which is what was wanted.
+            pass
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._log.close()
+
+
+def _forward(lines: Any, answers: "queue.Queue[str | None]") -> None:
+    for line in lines:
+        answers.put(line)
+    answers.put(None)
+    lines.close()
+
+
+def _is_telling(line: str) -> bool:
+    """Whether a line of a crashed compiler's log says why: a fatal message or a failed check."""
+    return line.startswith("F") or "Check failed" in line or "LLVM ERROR" in line

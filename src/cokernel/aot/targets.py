@@ -1,0 +1,101 @@
+"""The chips that kernels can be compiled for where they are not."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from cokernel import meshes
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A chip, and how its compiler is told of it.
+
+    Attributes:
+      name: what users call it.
+      platform: JAX's name for its platform, "tpu" or "cuda".
+      device_kind: what JAX's device of this chip calls itself.
+      num_cores: TensorCores per device of a TPU; 1 for a GPU.
+      topology: what the compiler calls the smallest machine with this chip.
+      modules: what has to be importable where the compiler runs.
+      extra: the name of Cokernel's extra that brings it.
+      environment: variables that the compiler reads.
+      folders: variables that name a folder in which the compiler may write, with its name.
+      topology_options: what else describes the chip to the compiler.
+    """
+
+    name: str
+    platform: str
+    device_kind: str
+    num_cores: int
+    topology: str
+    modules: tuple[str, ...]
+    extra: str
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    folders: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    topology_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def abstract_mesh(self) -> Any:
+        """Returns a mesh of one device of this chip, under which JAX lowers for it."""
+        device = jax.sharding.AbstractDevice(
+            device_kind=self.device_kind, platform=self.platform, num_cores=self.num_cores
+        )
+        # The name is unlikely to be an axis of the function's own.
+        return jax.sharding.AbstractMesh((1,), ("cokernel_aot",), abstract_device=device)
+
+    def memory_budget(self) -> dict[str, int]:
+        """Returns the bytes that a kernel can have of each memory, by the memory's name."""
+        if self.platform != "tpu":
+            # CUDA's programming guide: shared memory of one block, of compute capability 9 and 10.
+            return {"shared memory of a block": 227 * 1024}
+        info = meshes.chip_info(self.name)
+        budget = {
+            "HBM": info.hbm_capacity_bytes,
+            "VMEM of a TensorCore": info.vmem_capacity_bytes,
+            "SMEM of a TensorCore": info.smem_capacity_bytes,
+        }
+        if info.sparse_core is not None:
+            budget["VMEM of a vector subcore"] = info.sparse_core.vmem_capacity_bytes
+        return budget
+
+
+def _tpu(name: str, device_kind: str, num_cores: int, topology: str, accelerator: str) -> Target:
+    return Target(
+        name=name,
+        platform="tpu",
+        device_kind=device_kind,
+        num_cores=num_cores,
+        topology=topology,
+        modules=("libtpu",),
+        extra="tpu",
+        environment={
+            # There is no machine to ask, and no other machine to talk to.
+            "TPU_SKIP_MDS_QUERY": "1",
+            "TPU_WORKER_HOSTNAMES": "localhost",
+            "TPU_ACCELERATOR_TYPE": accelerator,
+            # Several processes may compile at once.
+            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        },
+    )
+
+
+_ALL = (
+    _tpu("v5p", "TPU v5", 2, "v5p:2x2x1", "v5p-8"),
+    _tpu("v6e", "TPU v6 lite", 1, "v6e:2x2", "v6e-4"),
+    _tpu("tpu7x", "TPU7x", 1, "tpu7x:2x2x1", "tpu7x-8"),
+)
+
+TARGETS: Mapping[str, Target] = {target.name: target for target in _ALL}
+
+
+def find(name: str) -> Target:
+    """Returns the target called `name`.
+
+    Raises:
+      ValueError: if there is none; it lists those there are.
+    """
+    if name not in TARGETS:
+        raise ValueError(f"there is no target {name!r}; known are {', '.join(TARGETS)}")
+    return TARGETS[name]

@@ -1,0 +1,144 @@
+"""Compiles lowered modules for a chip that is not there: the program that runs in a subprocess.
+
+Its interpreter may be one that has the vendor's compiler and JAX but no Cokernel, so it imports
+nothing of Cokernel but the list of private names, and that by its path.
+
+  python worker.py SETTINGS
+
+SETTINGS is a JSON object: `platform`, `topology`, `topology_options`, `modules` (what has to be
+importable) and `versions` (those of jax and jaxlib in the process that lowers). The worker writes
+one line of JSON when it is ready, `{"ready": true}` or `{"missing": ...}`; then, for every line on
+standard input, which names the file of a StableHLO module, one line of JSON: what compiled, or
+`error`, the compiler's message.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+
+def _private_names() -> ModuleType:
+    path = pathlib.Path(__file__).parents[1] / "_jax.py"
+    spec = importlib.util.spec_from_file_location("cokernel_private_jax_names", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _missing(settings: dict[str, Any]) -> str | None:
+    """Returns what this interpreter lacks, as a sentence's end, or None."""
+    absent = [name for name in ("jax", *settings["modules"]) if not _is_importable(name)]
+    if absent:
+        return f"has no module {', '.join(absent)}"
+    import jax
+    import jaxlib
+
+    found = {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    if found != settings["versions"]:
+        return f"has {found}, while the kernel is lowered by {settings['versions']}"
+    return None
+
+
+class Compiler:
+    """The compiler of one chip."""
+
+    def __init__(self, settings: dict[str, Any]):
+        from jax.experimental import topologies
+
+        self._names = _private_names()
+        self._topology_name = settings["topology"]
+        self._devices = topologies.get_topology_desc(
+            settings["topology"], platform=settings["platform"], **settings["topology_options"]
+        ).devices
+
+    def compile(self, path: str) -> dict[str, Any]:
+        """Compiles the module in a file and returns what the compiler says of it.
+
+        Raises:
+          Exception: whatever the compiler raises about a module that it refuses.
+        """
+        import numpy as np
+
+        names = self._names
+        with names.mlir.make_ir_context():
+            module = names.mlir.ir.Module.parse(pathlib.Path(path).read_bytes())
+            attributes = module.operation.attributes
+            replicas, partitions = (
+                attributes[name].value if name in attributes else 1
+                for name in ("mhlo.num_replicas", "mhlo.num_partitions")
+            )
+            devices = tuple(self._devices[: replicas * partitions])
+            if len(devices) < replicas * partitions:
+                raise ValueError(
+                    f"the function runs on {replicas * partitions} devices, but the machine that "
+                    f"is compiled for, {self._topology_name}, has {len(self._devices)}"
+                )
+            ids = np.array([device.id for device in devices]).reshape(replicas, partitions)
+            options = names.get_compile_options(replicas, partitions, device_assignment=ids)
+            began = time.perf_counter()
+            executable = devices[0].client.compile(
+                module, names.jaxlib_extension.DeviceList(devices), options
+            )
+            seconds = time.perf_counter() - began
+        statistics = executable.get_compiled_memory_stats()
+        return {
+            "seconds": seconds,
+            "hlo": "\n".join(module.to_string() for module in executable.hlo_modules()),
+            "memory": {
+                name.removesuffix("_in_bytes"): getattr(statistics, name)
+                for name in dir(statistics)
+                if name.endswith("_in_bytes") and not name.startswith("host_")
+            },
+        }
+
+
+@contextlib.contextmanager
+def _own_standard_output() -> Any:
+    """Yields a file that writes to standard output, while what compilers print there goes to
+    standard error."""
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)
+        yield out
+
+
+def main(settings_text: str) -> None:
+    """Answers requests until standard input ends."""
+    settings = json.loads(settings_text)
+    with _own_standard_output() as out:
+
+        def answer(value: dict[str, Any]) -> None:
+            out.write(json.dumps(value) + "\n")
+            out.flush()
+
+        missing = _missing(settings)
+        if missing is not None:
+            answer({"missing": missing})
+            return
+        compiler = Compiler(settings)
+        answer({"ready": True})
+        for line in sys.stdin:
+            try:
+                result = compiler.compile(line.rstrip("\n"))
+            except Exception as error:
+                # Whatever the compiler raises is what it has to say about the module.
+                result = {"error": str(error)}
+            answer(result)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,49 @@
+"""TPU: hands a kernel's programs to JAX's Mosaic compiler."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cokernel import _jax, parameters
+from cokernel.lowering import stock
+from cokernel.meshes import CoreMesh
+
+_TPU_MESHES = (_jax.TensorCoreMesh, _jax.ScalarSubcoreMesh, _jax.VectorSubcoreMesh)
+
+
+def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+    """Lowers a kernel to a custom call of Mosaic. See `primitive.py` for the parameters.
+
+    Raises:
+      NotImplementedError: for a program on a mesh that a TPU has not.
+    """
+    _check_meshes(params)
+    params["compiler_params"] = compiler_params(params["compiler_params"])
+    return stock.lower(ctx, *operands, **params)
+
+
+def _check_meshes(params: Mapping[str, Any]) -> None:
+    for mesh, jaxpr in zip(params["meshes"], params["jaxprs"], strict=True):
+        if isinstance(mesh, _TPU_MESHES):
+            continue
+        advice = (
+            "a CoreMesh is made of CPU cores; to run on a TPU as well, write it for a "
+            "TensorCoreMesh, a ScalarSubcoreMesh or a VectorSubcoreMesh"
+            if isinstance(mesh, CoreMesh)
+            else "a TPU has TensorCores and SparseCores"
+        )
+        raise NotImplementedError(
+            f"kernel {params['name']!r} cannot run on a TPU, because program "
+            f"{jaxpr.debug_info.func_src_info} is on {mesh}: {advice}"
+        )
+
+
+def compiler_params(given: Any) -> Any:
+    """Returns what a kernel's compiler parameters, of any kind, mean to Mosaic."""
+    if isinstance(given, _jax.TpuCompilerParams):
+        return given
+    own = parameters.resolve(given)
+    return _jax.TpuCompilerParams(
+        has_side_effects=own.has_side_effects,
+        collective_id=own.collective_id,
+        disable_bounds_checks=not own.bounds_checks,
+    )
