@@ -205,7 +205,9 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
     block = _jax.mlir.ir.InsertionPoint.current.block
     num_operations = len(block.operations)
-    with meshes.target_or_nothing(params["target"]):
+    # A TPU describes itself; only where there is none, the chip that the kernel was made for does.
+    pretended = params["target"] if tuple(platforms) == ("cpu",) else None
+    with meshes.target_or_nothing(pretended):
         results = lowering.lower(platforms, ctx, *operands, **params)
     _annotate_calls(list(block.operations)[num_operations:], params)
     return results

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from cokernel import _jax
+from cokernel import _jax, meshes
 from cokernel.aot import memory, places, schedule, targets
 from cokernel.aot.places import Place
 from cokernel.aot.process import Compiler, Outcome
@@ -90,6 +90,8 @@ class _lowering_for:
 
     def __init__(self, target: Target):
         self._contexts = (
+            # JAX asks the mesh what chip it is for, and in some inner functions the device.
+            meshes.target_or_nothing(target.name if target.platform == "tpu" else None),
             jax.sharding.use_abstract_mesh(target.abstract_mesh()),
             # A compiler's message names the user's line only if the kernel's code has it.
             _jax.config.jax_mosaic_unzip_debug_locations(False),
@@ -131,7 +133,7 @@ def _place_of_refusal(jaxpr: Any, outcome: Outcome, compiler: Compiler) -> Place
 
 
 def _kernel_at_fault(jaxpr: Any, uses: list[memory.MemoryUse]) -> Place | None:
-    """Returns the kernel that is refused for what it asks for, before any of its programs."""
+    """Returns the kernel that is refused whatever its programs do, such as for its memory."""
     equations = memory.kernels(jaxpr)
     if not equations:
         return None
@@ -140,9 +142,9 @@ def _kernel_at_fault(jaxpr: Any, uses: list[memory.MemoryUse]) -> Place | None:
     info = at_fault[0].params["jaxprs"][0].debug_info
     largest = [use for use in uses if use.kernel == memory.kernel_name(at_fault[0])]
     largest.sort(key=lambda use: (use.exceeds, use.asked), reverse=True)
-    what = "the kernel's memory and meshes"
-    if largest and largest[0].asked:
-        what = f"the kernel's memory; the largest piece is {largest[0].largest}"
+    what = "the kernel as a whole"
+    if largest and largest[0].exceeds:
+        what = f"the kernel's memory, of which the largest piece is {largest[0].largest}"
     line = places.line_in_text(info.func_src_info or "")
     return Place(info.func_name, line, what)
 

@@ -28,7 +28,7 @@ class Place:
     Attributes:
       program: the program's name, empty if it is the function around the kernels.
       line: "file:line", empty if it is not known.
-      what: the operation there, or "the kernel's memory and meshes".
+      what: the operation there, or what of the kernel it is.
     """
 
     program: str

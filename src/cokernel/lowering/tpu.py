@@ -1,6 +1,6 @@
 """TPU: hands a kernel's programs to JAX's Mosaic compiler."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cokernel import _jax, parameters
@@ -17,7 +17,7 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
       NotImplementedError: for a program on a mesh that a TPU has not.
     """
     _check_meshes(params)
-    params["compiler_params"] = compiler_params(params["compiler_params"])
+    params["compiler_params"] = compiler_params(params["compiler_params"], params["meshes"])
     return stock.lower(ctx, *operands, **params)
 
 
@@ -37,12 +37,16 @@ def _check_meshes(params: Mapping[str, Any]) -> None:
         )
 
 
-def compiler_params(given: Any) -> Any:
+def compiler_params(given: Any, meshes: Sequence[Any]) -> Any:
     """Returns what a kernel's compiler parameters, of any kind, mean to Mosaic."""
     if isinstance(given, _jax.TpuCompilerParams):
         return given
     own = parameters.resolve(given)
+    on_tensor_core = any(isinstance(mesh, _jax.TensorCoreMesh) for mesh in meshes)
     return _jax.TpuCompilerParams(
+        # In the TensorCore's tiling, which Mosaic assumes by default, SparseCores can gather and
+        # scatter only rows whose length is a multiple of a tile's.
+        use_tc_tiling_on_sc=None if on_tensor_core else False,
         has_side_effects=own.has_side_effects,
         collective_id=own.collective_id,
         disable_bounds_checks=not own.bounds_checks,
