@@ -2,6 +2,8 @@
 # an editable install that is built again when a C++ file or the build configuration changes.
 SHELL := /bin/bash
 VENV := .venv
+# The compilers of `cokernel aot`; a virtual environment without Cokernel.
+AOT_VENV := .venv-aot
 PYTHON_IN_VENV := $(VENV)/bin/python
 RUNTIME_SOURCES := $(wildcard src/cokernel/runtime/*.cc src/cokernel/runtime/*.h)
 CXX_SOURCES := $(RUNTIME_SOURCES) $(wildcard tests/runtime/*.cc tests/runtime/*.h benchmarks/*.cc benchmarks/*.h)
@@ -15,12 +17,13 @@ ifeq ($(origin CXX),default)
 endif
 export CXX PYTHON
 
-.PHONY: help build demo test lint format bench sanitize clean
+.PHONY: help build demo test test-aot lint format bench sanitize clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo      build, and run one kernel of three programs on real input"
 	@echo "make test      build, and run the tests           (PYTEST_ARGS='-k name')"
+	@echo "make test-aot  install the vendors' compilers apart, and compile kernels for their chips"
 	@echo "make lint      ruff, mypy and clang-format"
 	@echo "make format    let ruff and clang-format rewrite the sources"
 	@echo "make bench     build, and run the benchmarks       (BENCH_ARGS='--json FILE')"
@@ -35,6 +38,9 @@ demo: build
 
 test: build
 	$(PYTHON_IN_VENV) -m pytest $(PYTEST_ARGS)
+
+test-aot: build $(AOT_VENV)/.installed
+	COKERNEL_AOT_PYTHON=$(abspath $(AOT_VENV))/bin/python $(PYTHON_IN_VENV) -m pytest tests/aot $(PYTEST_ARGS)
 
 lint: $(VENV)/.tools
 	$(VENV)/bin/ruff check .
@@ -55,7 +61,7 @@ sanitize: $(VENV)/.tools
 
 clean:
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache $(VENV)/.installed
-	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
 
 # An environment that works is kept, whoever made it; one whose Python is gone is made again.
 $(VENV)/.created: scripts/make_venv.sh
@@ -66,6 +72,11 @@ $(VENV)/.created: scripts/make_venv.sh
 $(VENV)/.tools: $(VENV)/.created pyproject.toml
 	$(PIP) install --quiet --upgrade 'pip>=25.1'
 	$(PIP) install --quiet --group build $$($(PYTHON_IN_VENV) scripts/requirements.py)
+	@touch $@
+
+# The compilers have to be of the same release as the JAX that lowers kernels for them.
+$(AOT_VENV)/.installed: $(VENV)/.tools scripts/make_aot_venv.sh pyproject.toml
+	@scripts/make_aot_venv.sh $(AOT_VENV) $(PYTHON_IN_VENV)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools CMakeLists.txt $(RUNTIME_SOURCES)

@@ -174,11 +174,10 @@ class TestLowering:
         with pytest.raises(NotImplementedError, match="several platforms at once"):
             lowered.lower(lowering_platforms=("cpu", "tpu"))
 
-    @pytest.mark.parametrize("platform", ["tpu", "cuda", "rocm"])
-    def test_platforms_without_a_lowering_are_named(self, platform):
+    def test_platforms_without_a_lowering_are_named(self):
         lowered = jax.jit(copy).trace(jnp.ones(4))
-        with pytest.raises(NotImplementedError, match=f"'copy_body' cannot run on {platform}"):
-            lowered.lower(lowering_platforms=(platform,))
+        with pytest.raises(NotImplementedError, match="'copy_body' cannot run on METAL"):
+            lowered.lower(lowering_platforms=("METAL",))
 
     def test_symbolic_shapes_are_refused_by_name(self):
         def body(x_ref, o_ref):

@@ -1,6 +1,6 @@
 """Ahead of time: compiles for a chip that is not there, and reports what its compiler says."""
 
-from cokernel.aot.compiling import compile as compile
+from cokernel.aot.compiling import compile as compile  # noqa: A004
 from cokernel.aot.compiling import compile_with as compile_with
 from cokernel.aot.process import Compiler as Compiler
 from cokernel.aot.process import CompilerMissing as CompilerMissing

@@ -73,15 +73,19 @@ def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Repo
             memory=uses,
         )
     sizes = dict(outcome.compiled["memory"])
+    calls = schedule.calls(outcome.compiled["hlo"])
+    problems = schedule.problems(calls)
     return Report(
         function=name,
         target=target.name,
-        accepted=True,
+        accepted=not problems,
+        stage="schedule" if problems else "",
+        message="; ".join(problems),
         seconds=outcome.compiled["seconds"],
         memory=uses,
         code_bytes=sizes.pop("generated_code_size", None),
         compiler_bytes=sizes,
-        calls=schedule.calls(outcome.compiled["hlo"]),
+        calls=calls,
     )
 
 
@@ -149,13 +153,16 @@ def _kernel_at_fault(jaxpr: Any, uses: list[memory.MemoryUse]) -> Place | None:
     return Place(info.func_name, line, what)
 
 
+_DOING = {"trace": "traces", "lower": "lowers"}
+
+
 def _refused_here(
     name: str, target: Target, stage: str, error: Exception, place: Place | None
 ) -> Report:
     message = f"{type(error).__name__}: {error}"
-    line = places.line_in_text(message) or places.line_of_traceback(error.__traceback__)
     if place is None or not place.line:
-        place = Place("", line, stage) if line else None
+        line = places.line_of_error(error) or places.line_in_text(message)
+        place = Place("", line, f"an error while JAX {_DOING[stage]} it") if line else None
     return Report(
         function=name,
         target=target.name,

@@ -41,8 +41,14 @@ def is_users(filename: str) -> bool:
     return _jax.is_user_filename(filename) and not filename.startswith(_PACKAGE)
 
 
-def line_of_traceback(traceback: types.TracebackType | None) -> str:
-    """Returns the innermost line of the user's in a traceback, or nothing."""
+def line_of_error(error: BaseException) -> str:
+    """Returns the innermost line of the user's in the traceback of what went wrong first."""
+    cause = error.__cause__ or error.__context__
+    line = line_of_error(cause) if cause is not None else ""
+    return line or _line_of_traceback(error.__traceback__)
+
+
+def _line_of_traceback(traceback: types.TracebackType | None) -> str:
     line = ""
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename

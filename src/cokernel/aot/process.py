@@ -1,6 +1,8 @@
 """Runs a chip's compiler in a process of its own, so that its crash is a finding and not ours."""
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -12,9 +14,6 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from typing import Any
-
-import jax
-import jaxlib
 
 from cokernel.aot.targets import Target
 
@@ -48,7 +47,7 @@ class Compiler:
       time_limit_s: seconds that one module may take.
 
     Raises:
-      CompilerMissing: when it is first used, if its wheel is not installed.
+      CompilerMissing: when it is started or first used, if its wheel is not installed.
     """
 
     def __init__(self, target: Target, time_limit_s: float = 300.0):
@@ -67,8 +66,7 @@ class Compiler:
 
     def compile(self, module: bytes) -> Outcome:
         """Compiles a StableHLO module, given as bytecode."""
-        if self._process is None:
-            self._start()
+        self.start()
         assert self._process is not None
         assert self._process.stdin is not None
         path = pathlib.Path(self._folder.name) / "module.mlirbc"
@@ -82,7 +80,14 @@ class Compiler:
             return Outcome(None, answer["error"])
         return Outcome(answer)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Starts the process, if it does not run already.
+
+        Raises:
+          CompilerMissing: if the compiler's wheel is not installed.
+        """
+        if self._process is not None:
+            return
         target = self.target
         interpreter = os.environ.get(INTERPRETER_VARIABLE) or sys.executable
         settings = {
@@ -90,7 +95,7 @@ class Compiler:
             "topology": target.topology,
             "topology_options": dict(target.topology_options),
             "modules": list(target.modules),
-            "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
+            "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")},
         }
         environment = {
             **os.environ,
@@ -161,11 +166,9 @@ class Compiler:
             return
         process, self._process = self._process, None
         assert process.stdin is not None
-        try:
+        # A process that is gone already is what was wanted.
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        except BrokenPipeError:
-            # It is gone already, which is what was wanted.
-            pass
         try:
             process.wait(timeout=10)
         except subprocess.TimeoutExpired:

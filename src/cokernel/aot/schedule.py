@@ -3,13 +3,21 @@
 import dataclasses
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from cokernel.lowering.tpu_mixed import ALLOCATE, PART_ATTRIBUTE, SPARSE, TENSOR
+
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?(?P<name>[\w.$-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(?P<name>[\w.$-]+) = (?P<rest>.*)$")
-_OPCODE = re.compile(r" (?P<opcode>call-start|call-update|call-done|custom-call)\((?P<args>[^)]*)\)")
+_OPCODE = re.compile(
+    r" (?P<opcode>call-start|call-update|call-done|custom-call|get-tuple-element)"
+    r"\((?P<args>[^)]*)\)"
+)
+_OPERAND = re.compile(r"%([\w.$-]+)")
 _KERNEL_NAME = re.compile(r'kernel_name="((?:[^"\\]|\\.)*)"')
+_PART = re.compile(PART_ATTRIBUTE + r'="(\w+)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _PROGRAM_SIZE = re.compile(r'"program_size":"(\d+)"')
 _USED_MEMORY = re.compile(r'"used_scoped_memory_configs":(\[[^\]]*\])')
@@ -32,6 +40,9 @@ class Call:
       end: the position at which it has ended.
       code_bytes: the size of its code, where the compiler tells.
       vmem_bytes: how much VMEM it takes, where the compiler tells.
+      part: which part of a kernel it is, if that was lowered to several calls.
+      operands: the names of what it is given.
+      results: the names under which others are given what it returns.
     """
 
     name: str
@@ -42,6 +53,9 @@ class Call:
     end: int
     code_bytes: int | None
     vmem_bytes: int | None
+    part: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
 
     def overlaps(self, other: "Call") -> bool:
         """Returns whether the schedule lets both run at the same time."""
@@ -68,9 +82,46 @@ def overlapping(all_calls: Sequence[Call]) -> list[tuple[Call, Call]]:
     ]
 
 
+def problems(all_calls: Sequence[Call]) -> list[str]:
+    """Returns why kernels of several calls would not work, which need not be so in other programs.
+
+    The calls of a kernel with programs on TensorCores and SparseCores have to overlap, since they
+    wait for each other, and have to be given the same memory.
+    """
+    kernels: defaultdict[tuple[str, str], defaultdict[str, list[Call]]]
+    kernels = defaultdict(lambda: defaultdict(list))
+    for call in all_calls:
+        if call.part:
+            kernels[call.computation, call.kernel][call.part].append(call)
+    found = []
+    for (_, kernel), parts in kernels.items():
+        allocated: Sequence[Call | None] = parts[ALLOCATE] or [None] * len(parts[SPARSE])
+        if not len(allocated) == len(parts[SPARSE]) == len(parts[TENSOR]):
+            found.append(f"XLA merged or dropped calls of kernel {kernel!r}")
+            continue
+        for allocate, sparse, tensor in zip(allocated, parts[SPARSE], parts[TENSOR], strict=True):
+            if not sparse.overlaps(tensor):
+                found.append(
+                    f"kernel {kernel!r} has programs on SparseCores and on a TensorCore, which "
+                    f"wait for each other, but XLA schedules them one after the other: "
+                    f"{sparse.name} at {sparse.start} to {sparse.end}, {tensor.name} at "
+                    f"{tensor.start}"
+                )
+            if allocate is None:
+                continue
+            for call in (sparse, tensor):
+                if not set(allocate.results) <= set(call.operands):
+                    found.append(
+                        f"the programs of kernel {kernel!r} share memory, but XLA gives "
+                        f"{call.name} a copy of what {allocate.name} has made"
+                    )
+    return found
+
+
 def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
     """Yields the name and instructions of each computation that the main thread runs."""
-    name, lines = "", []
+    name = ""
+    lines: list[str] = []
     for line in hlo.splitlines():
         if line.startswith("}"):
             if name and 'execution_thread="sparsecore"' not in line:
@@ -86,44 +137,57 @@ def _calls_of(computation: str, lines: Sequence[str]) -> list[Call]:
     found: list[Call] = []
     # The name of a started call by each name that it goes on under.
     started: dict[str, Call] = {}
+    # The names of the results of each instruction that has several.
+    elements: defaultdict[str, list[str]] = defaultdict(list)
     for position, line in enumerate(lines):
         instruction = _INSTRUCTION.match(line)
         operation = _OPCODE.search(line) if instruction else None
         if instruction is None or operation is None:
             continue
         name = instruction["name"]
-        operands = [text.strip().lstrip("%").split(" ")[-1] for text in operation["args"].split(",")]
+        operands = tuple(_OPERAND.findall(operation["args"]))
         match operation["opcode"]:
             case "custom-call":
                 target = _TARGET.search(line)
                 if target is not None and target[1] in _MOSAIC_TARGETS:
-                    found.append(
-                        _call(name, line, "TensorCore", computation, position, position + 1)
-                    )
+                    call = _call(name, line, "TensorCore", computation, position)
+                    found.append(dataclasses.replace(call, operands=operands))
             case "call-start":
-                started[name] = _call(name, line, "SparseCore", computation, position, position)
+                call = _call(name, line, "SparseCore", computation, position)
+                started[name] = dataclasses.replace(call, operands=operands)
             case "call-update":
                 # Only now has it got its inputs.
-                call = started.pop(operands[0].lstrip("%"))
-                started[name] = dataclasses.replace(call, start=position)
+                call = started.pop(operands[0])
+                started[name] = dataclasses.replace(call, start=position, operands=operands[1:])
             case "call-done":
-                call = started.pop(operands[0].lstrip("%"))
-                found.append(dataclasses.replace(call, end=position))
+                call = started.pop(operands[0])
+                found.append(dataclasses.replace(call, end=position, results=(name,)))
+            case "get-tuple-element":
+                elements[operands[0]].append(name)
+    found = [
+        dataclasses.replace(call, results=tuple(elements.get(name, (name,))))
+        for call in found
+        for name in call.results
+    ]
     return sorted(found, key=lambda call: call.start)
 
 
-def _call(name: str, line: str, unit: str, computation: str, start: int, end: int) -> Call:
+def _call(name: str, line: str, unit: str, computation: str, position: int) -> Call:
     kernel = _KERNEL_NAME.search(line)
     size = _PROGRAM_SIZE.search(line)
+    part = _PART.search(line)
     return Call(
         name=name,
         kernel=json.loads(f'"{kernel[1]}"') if kernel else "",
         unit=unit,
         computation=computation,
-        start=start,
-        end=end,
+        start=position,
+        end=position + 1,
         code_bytes=int(size[1]) if size else None,
         vmem_bytes=_used_vmem(line) if unit == "TensorCore" else None,
+        part=part[1] if part else "",
+        operands=(),
+        results=(name,),
     )
 
 

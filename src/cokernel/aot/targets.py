@@ -43,7 +43,12 @@ class Target:
             device_kind=self.device_kind, platform=self.platform, num_cores=self.num_cores
         )
         # The name is unlikely to be an axis of the function's own.
-        return jax.sharding.AbstractMesh((1,), ("cokernel_aot",), abstract_device=device)
+        return jax.sharding.AbstractMesh(
+            (1,),
+            ("cokernel_aot",),
+            axis_types=(jax.sharding.AxisType.Auto,),
+            abstract_device=device,
+        )
 
     def memory_budget(self) -> dict[str, int]:
         """Returns the bytes that a kernel can have of each memory, by the memory's name."""

@@ -13,6 +13,7 @@ standard input, which names the file of a StableHLO module, one line of JSON: wh
 """
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -45,10 +46,7 @@ def _missing(settings: dict[str, Any]) -> str | None:
     absent = [name for name in ("jax", *settings["modules"]) if not _is_importable(name)]
     if absent:
         return f"has no module {', '.join(absent)}"
-    import jax
-    import jaxlib
-
-    found = {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    found = {name: importlib.metadata.version(name) for name in settings["versions"]}
     if found != settings["versions"]:
         return f"has {found}, while the kernel is lowered by {settings['versions']}"
     return None
@@ -62,7 +60,7 @@ class Compiler:
 
         self._names = _private_names()
         self._topology_name = settings["topology"]
-        self._devices = topologies.get_topology_desc(
+        self._devices: Any = topologies.get_topology_desc(
             settings["topology"], platform=settings["platform"], **settings["topology_options"]
         ).devices
 

@@ -1,0 +1,168 @@
+"""Kernels with programs on TensorCores and SparseCores: two calls, or a refusal with the reason."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
+
+import cokernel
+from cokernel import aot
+
+F32 = jnp.float32
+BLOCK = jax.ShapeDtypeStruct((128, 128), F32)
+
+
+def meshes():
+    with cokernel.target("v6e"):
+        vectors = plsc.VectorSubcoreMesh(
+            core_axis_name="core", subcore_axis_name="subcore", num_cores=1
+        )
+    return vectors, pltpu.TensorCoreMesh(axis_name="tensor", num_cores=1)
+
+
+def look_up_and_multiply(*, gather_writes_output=False, aliases=None):
+    """Vector subcores gather rows of a table, and the TensorCore multiplies them by weights."""
+    vectors, tensor = meshes()
+
+    def gather(table_ref, rows_ref, weights_ref, out_ref, *, ring, full, mine, found, **_):
+        share = pl.ds(lax.axis_index("subcore") * 8, 8)
+        pltpu.sync_copy(rows_ref.at[share], mine)
+        pltpu.sync_copy(table_ref.at[mine], found)
+        pltpu.sync_copy(found, ring.at[share])
+        if gather_writes_output:
+            pltpu.sync_copy(found, out_ref.at[share])
+        pl.semaphore_signal(full, 1, device_id={"tensor": 0})
+
+    def multiply(table_ref, rows_ref, weights_ref, out_ref, *, ring, full, block, weights, **_):
+        pltpu.sync_copy(weights_ref, weights)
+        pl.semaphore_wait(full, 16)
+        pltpu.sync_copy(ring, block)
+        block[...] = jnp.dot(block[...], weights[...], preferred_element_type=F32)
+        pltpu.sync_copy(block, out_ref)
+
+    return cokernel.mpmd_map(
+        [(vectors, gather), (tensor, multiply)],
+        BLOCK,
+        scratch_types={
+            "ring": pltpu.HBM((128, 128), F32),
+            "full": pltpu.SemaphoreType.REGULAR @ tensor,
+            "mine": pltpu.VMEM((8,), jnp.int32) @ vectors,
+            "found": pltpu.VMEM((8, 128), F32) @ vectors,
+            "block": pltpu.VMEM((128, 128), F32) @ tensor,
+            "weights": pltpu.VMEM((128, 128), F32) @ tensor,
+        },
+        input_output_aliases=aliases,
+    )
+
+
+TYPES = (jax.ShapeDtypeStruct((1000, 128), F32), jax.ShapeDtypeStruct((128,), jnp.int32), BLOCK)
+
+
+def parts(report):
+    return [call.part for call in report.calls]
+
+
+def test_it_runs_natively_from_the_same_source():
+    random = np.random.default_rng(0)
+    # Small integers, so that the order in which products are added does not show.
+    table, weights = (
+        random.integers(-4, 4, shape).astype(np.float32) for shape in ((1000, 128), (128, 128))
+    )
+    rows = random.integers(0, 1000, 128, np.int32)
+    result = look_up_and_multiply()(table, rows, weights)
+    np.testing.assert_array_equal(result, table[rows] @ weights)
+
+
+def test_its_two_calls_overlap_and_share_what_was_allocated(tpu):
+    report = aot.compile_with(tpu, look_up_and_multiply(), *TYPES)
+    assert report.accepted, str(report)
+    assert parts(report) == ["allocate", "sparse", "tensor"]
+    _, sparse, tensor = report.calls
+    assert report.overlaps() == [(sparse.name, tensor.name)]
+
+
+def test_an_output_that_both_write_is_copied_when_both_have_ended(tpu):
+    kernel = look_up_and_multiply(gather_writes_output=True)
+    report = aot.compile_with(tpu, kernel, *TYPES)
+    assert report.accepted, str(report)
+    assert parts(report) == ["allocate", "sparse", "tensor", "finish"]
+    assert report.calls[-1].start >= max(call.end for call in report.calls[:-1])
+
+
+@pytest.mark.parametrize("gather_writes_output", [False, True])
+def test_an_output_can_overwrite_an_input(tpu, gather_writes_output):
+    kernel = look_up_and_multiply(gather_writes_output=gather_writes_output, aliases={2: 0})
+    report = aot.compile_with(tpu, kernel, *TYPES)
+    assert report.accepted, str(report)
+
+
+def test_its_calls_overlap_within_a_loop(tpu):
+    kernel = look_up_and_multiply()
+
+    def repeated(table, rows, weights):
+        return lax.fori_loop(0, 3, lambda _, value: kernel(table, rows, value), weights)
+
+    report = aot.compile_with(tpu, repeated, *TYPES)
+    assert report.accepted, str(report)
+    assert len(report.overlaps()) == 1
+
+
+def refused(programs, scratch_types):
+    kernel = cokernel.mpmd_map(
+        programs, jax.ShapeDtypeStruct((8,), F32), scratch_types=scratch_types, name="mixed"
+    )
+    with pytest.raises(NotImplementedError) as error:
+        jax.jit(kernel).trace().lower(lowering_platforms=("tpu",))
+    return str(error.value)
+
+
+def test_a_signal_from_a_tensor_core_to_a_sparse_core_is_refused_at_its_line(line_of):
+    vectors, tensor = meshes()
+
+    def wait(out_ref, ready):
+        pl.semaphore_wait(ready)
+
+    def signal(out_ref, ready):
+        pl.semaphore_signal(ready, 1, device_id={"core": 0, "subcore": 0})
+
+    message = refused([(vectors, wait), (tensor, signal)], [pltpu.SemaphoreType.REGULAR @ vectors])
+    assert "kernel 'mixed' cannot run on a TPU: program mixed__tc" in message
+    assert f"uses 'ready' at {line_of(signal, 'semaphore_signal')}" in message
+    assert "a semaphore of SparseCores, which TensorCores cannot signal" in message
+
+
+@pytest.mark.parametrize("user", ["tensor", "vectors"])
+def test_memory_of_the_other_kind_of_core_is_refused_at_its_line(user, line_of):
+    vectors, tensor = meshes()
+    owner = vectors if user == "tensor" else tensor
+
+    def use(out_ref, memory):
+        pltpu.sync_copy(memory, out_ref)
+
+    def rest(out_ref, memory):
+        del out_ref, memory
+
+    programs = (
+        [(vectors, rest), (tensor, use)] if user == "tensor" else [(vectors, use), (tensor, rest)]
+    )
+    message = refused(programs, [pltpu.VMEM((8,), F32) @ owner])
+    assert f"uses 'memory' at {line_of(use, 'sync_copy')}" in message
+    assert f"the memory of {owner}, which its cores do not reach" in message
+
+
+def test_shared_memory_of_a_sparse_core_is_refused_to_a_tensor_core(line_of):
+    vectors, tensor = meshes()
+
+    def use(out_ref, memory):
+        pltpu.sync_copy(memory, out_ref)
+
+    def rest(out_ref, memory):
+        del out_ref, memory
+
+    message = refused([(vectors, rest), (tensor, use)], [pltpu.VMEM_SHARED((8,), F32)])
+    assert f"uses 'memory' at {line_of(use, 'sync_copy')}" in message
+    assert "which only SparseCores reach" in message
