@@ -1,6 +1,5 @@
-"""The `cokernel` command: what the machine offers, the first example, and checking a script."""
-"""The `cokernel` command: `doctor` says what the machine offers, `demo` runs the first example,
-`aot` compiles for a chip that is not there."""
+"""The `cokernel` command: what the machine offers, the first example, checking a script, and
+compiling for a chip that is not there."""
 
 import argparse
 import importlib
