@@ -17,6 +17,7 @@ import numpy as np
 from cases import SAMPLES
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from kernels import CHIP
 
 import cokernel
 
@@ -33,7 +34,7 @@ def main(name: str, mode: str) -> dict:
     options = {} if mode == "Cokernel" else {"interpret": MODES[mode]}
     sample = SAMPLES[name]
     try:
-        with cokernel.target("v6e"):
+        with cokernel.target(CHIP):
             kernel, arguments, expected = sample.prepare(make, options)
             call = jax.jit(kernel)
             arguments = tuple(map(jnp.asarray, arguments))

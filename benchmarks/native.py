@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 _SOURCES = ["limits.cc", "movement.cc", "arithmetic.cc"]
-POINTER, COUNT, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+POINTER, COUNT, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 # As many as Cokernel has workers when it is not told otherwise.
 THREADS = os.cpu_count() or 1
 

@@ -46,9 +46,6 @@ def by_hand(threads: int) -> str:
     return f"C++ by hand, {threads} thread{'s' * (threads > 1)}"
 
 
-HAND = by_hand(THREADS)
-
-
 def check(function: Callable, arguments: Sequence, expected: Any, tolerance: float = 1e-5) -> None:
     """Raises AssertionError unless the kernel gives what it should: a wrong one is not timed."""
     result = jax.jit(function)(*map(jnp.asarray, arguments))
@@ -70,6 +67,7 @@ def row(
     limit: tuple[str, Callable[[], float]],
     hand_name: Callable[[int], str] = by_hand,
     faster: float = 1,
+    threads: int = THREADS,
     tolerance: float = 1e-5,
 ) -> Case:
     """Returns the case of a kernel beside its peers.
@@ -88,6 +86,7 @@ def row(
         by hand.
       hand_name: what `hand` is called with that many threads.
       limit: what limits the job on this machine, and a function that measures it in seconds.
+      threads: how many threads the job can keep busy, for the loop in C++.
       faster: how many times faster than plain JAX the kernel is expected to be, at least.
     """
     arguments = tuple(map(jnp.asarray, arguments))
@@ -96,12 +95,12 @@ def row(
     contenders += [jitted(name, peer, *arguments) for name, peer in peers.items()]
     goals = [Goal(COKERNEL, 1 / faster if name == JIT else 1, name) for name in peers]
     if hand is not None:
-        for threads in sorted({1, THREADS}):
-            contenders.append(Contender(hand_name(threads), lambda n=threads: hand(n, None)))
+        for number in sorted({1, threads}):
+            contenders.append(Contender(hand_name(number), lambda n=number: hand(n, None)))
             out = np.zeros_like(expected)
-            hand(threads, address(out))
+            hand(number, address(out))
             np.testing.assert_allclose(out, expected, tolerance, tolerance)
-        goals.append(Goal(COKERNEL, 1.3, hand_name(THREADS)))
+        goals.append(Goal(COKERNEL, 1.3, hand_name(threads)))
     contenders.append(Contender(*limit))
     for function in (kernel, *peers.values()):
         check(function, arguments, expected, tolerance)

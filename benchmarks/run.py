@@ -21,6 +21,7 @@ import interpret
 import jax
 import measure
 import native
+from kernels import CHIP
 from measure import Case
 from rich.console import Console
 from rich.table import Table
@@ -125,7 +126,7 @@ def measure_case(name: str, limits: ctypes.CDLL, rounds: int) -> tuple[Case, lis
     Returns it with one line for each executable of Cokernel: how many of its launches had the
     help of a second worker. The runtime asks for help only where it expects to gain by it.
     """
-    with cokernel.target("v6e"):
+    with cokernel.target(CHIP):
         case = cases.CASES[name](limits)
         _runtime.reset_statistics()
         measure.run(case.contenders, rounds)

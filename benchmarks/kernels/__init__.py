@@ -1,8 +1,8 @@
 """The kernels that are measured, in the plain language of Pallas.
 
 Each function builds one kernel with `make`, which is `cokernel.kernel`, or `pl.kernel` to run the
-same kernel under JAX's interpret modes. Kernels for a SparseCore are meant for a chip with two of
-them, of sixteen vector subcores each, so call them inside `cokernel.target("v6e")`.
+same kernel under JAX's interpret modes. They are meant for a chip whose two SparseCores have
+sixteen vector subcores each, with sixteen lanes, so call them inside `cokernel.target(CHIP)`.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import jax
 from jax import lax
 from jax.experimental.pallas import tpu_sc as plsc
 
+CHIP = "7x"
 SUBCORES = 32
 LANES = 16
 Make = Callable[..., Callable]

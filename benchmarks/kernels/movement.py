@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
 
 from kernels import LANES, SUBCORES, Make, subcore, vector_mesh
 
@@ -62,5 +64,200 @@ def affine(make: Make, size: int, window: int, **options) -> Callable:
         mesh=vector_mesh(),
         scratch_types=[pltpu.VMEM((window,), jnp.float32)] * 2,
         name="affine",
+        **options,
+    )
+
+
+def copy(make: Make, rows: int, columns: int, tile: int, **options) -> Callable:
+    """Copies float32[rows, columns] through the subcores' memory, `tile` rows at a time."""
+    share = rows // SUBCORES
+
+    def body(x_ref, out_ref, tile_ref):
+        @pl.loop(0, share, step=tile)
+        def _tile(offset):
+            part = pl.ds(subcore() * share + offset, tile)
+            pltpu.sync_copy(x_ref.at[part], tile_ref)
+            pltpu.sync_copy(tile_ref, out_ref.at[part])
+
+    return make(
+        body,
+        out_type=jax.ShapeDtypeStruct((rows, columns), jnp.float32),
+        mesh=vector_mesh(),
+        scratch_types=[pltpu.VMEM((tile, columns), jnp.float32)],
+        name="copy",
+        **options,
+    )
+
+
+def scale(make: Make, rows: int, columns: int, tile: int, **options) -> Callable:
+    """Computes x * 3, float32[rows, columns], on two TensorCores, by pipelines over `tile` rows."""
+
+    def body(x_ref, out_ref):
+        def step(x_tile, out_tile):
+            out_tile[...] = x_tile[...] * 3
+
+        pltpu.emit_pipeline(
+            step,
+            grid=(rows // tile,),
+            in_specs=[pl.BlockSpec((tile, columns), lambda i: (i, 0))],
+            out_specs=[pl.BlockSpec((tile, columns), lambda i: (i, 0))],
+            core_axis_name="core",
+            dimension_semantics=(pltpu.PARALLEL,),
+        )(x_ref, out_ref)
+
+    return make(
+        body,
+        out_type=jax.ShapeDtypeStruct((rows, columns), jnp.float32),
+        mesh=pltpu.TensorCoreMesh(axis_name="core", num_cores=2),
+        name="scale",
+        **options,
+    )
+
+
+def scatter_add(make: Make, size: int, table: int, window: int, **options) -> Callable:
+    """Adds values at their places: (float32[size], int32[size]) -> float32[2, table].
+
+    Each of two subcores adds its half of the values to a table in its own memory; the sum of the
+    two is for the caller.
+    """
+    share = size // 2
+
+    def body(values_ref, indices_ref, out_ref, table_ref, value_window, index_window):
+        core = lax.axis_index("core")
+
+        @plsc.parallel_loop(0, table, step=LANES)
+        def _clear(start):
+            table_ref[pl.ds(start, LANES)] = jnp.zeros(LANES, jnp.float32)
+
+        @pl.loop(0, share, step=window)
+        def _window(offset):
+            part = pl.ds(core * share + offset, window)
+            pltpu.sync_copy(values_ref.at[part], value_window)
+            pltpu.sync_copy(indices_ref.at[part], index_window)
+
+            @pl.loop(0, window, step=LANES)
+            def _add(start):
+                lanes = pl.ds(start, LANES)
+                plsc.addupdate_scatter(table_ref, [index_window[lanes]], value_window[lanes])
+
+        pltpu.sync_copy(table_ref, out_ref.at[core])
+
+    return make(
+        body,
+        out_type=jax.ShapeDtypeStruct((2, table), jnp.float32),
+        mesh=plsc.VectorSubcoreMesh(
+            core_axis_name="core", subcore_axis_name="subcore", num_cores=2, num_subcores=1
+        ),
+        scratch_types=[
+            pltpu.VMEM((table,), jnp.float32),
+            pltpu.VMEM((window,), jnp.float32),
+            pltpu.VMEM((window,), jnp.int32),
+        ],
+        name="scatter_add",
+        **options,
+    )
+
+
+def cumulative_sum(make: Make, size: int, **options) -> Callable:
+    """The running sums of float32[size] on the subcores of both SparseCores.
+
+    Each subcore first sums up its piece, and the pieces of the other core as far as they come
+    before its own: cores of one SparseCore tell each other, those of two do not.
+    """
+    share = size // SUBCORES
+
+    def body(x_ref, out_ref, in_ref, sums_ref, totals_ref, shared_ref):
+        core, place = lax.axis_index("core"), lax.axis_index("subcore")
+
+        def total() -> jax.Array:
+            @plsc.parallel_loop(0, share, step=LANES, carry=jnp.zeros(LANES, jnp.float32))
+            def lanes(start, carry):
+                return carry + in_ref[pl.ds(start, LANES)]
+
+            return jnp.sum(lanes)
+
+        # The second core needs all that comes before it, so each of its subcores sums up one more
+        # piece.
+        pltpu.sync_copy(x_ref.at[pl.ds(place * share, share)], in_ref)
+        sums_ref[...] = jnp.full(LANES, total())
+        pltpu.sync_copy(sums_ref, shared_ref.at[place])
+
+        @pl.when(core == 1)
+        def _second():
+            pltpu.sync_copy(x_ref.at[pl.ds(subcore() * share, share)], in_ref)
+            sums_ref[...] = jnp.full(LANES, total())
+            pltpu.sync_copy(sums_ref, shared_ref.at[16 + place])
+
+        plsc.subcore_barrier()
+        pltpu.sync_copy(shared_ref, totals_ref)
+        before = lax.fori_loop(
+            0, subcore(), lambda i, sums: sums + totals_ref[i, :], jnp.zeros(LANES, jnp.float32)
+        )
+
+        @pl.loop(0, share, step=LANES, init_carry=before)
+        def _step(start, carry):
+            lanes = pl.ds(start, LANES)
+            sums = plsc.cumsum(in_ref[lanes]) + carry
+            in_ref[lanes] = sums
+            return jnp.full(LANES, sums[LANES - 1])
+
+        pltpu.sync_copy(in_ref, out_ref.at[pl.ds(subcore() * share, share)])
+
+    return make(
+        body,
+        out_type=jax.ShapeDtypeStruct((size,), jnp.float32),
+        mesh=vector_mesh(),
+        scratch_types=[
+            pltpu.VMEM((share,), jnp.float32),
+            pltpu.VMEM((LANES,), jnp.float32),
+            pltpu.VMEM((SUBCORES, LANES), jnp.float32),
+            pltpu.VMEM_SHARED((SUBCORES, LANES), jnp.float32),
+        ],
+        name="cumulative_sum",
+        **options,
+    )
+
+
+def scalar_cumulative_sum(make: Make, size: int, window: int, **options) -> Callable:
+    """The running sums of float32[size], one after the other, on one scalar subcore."""
+
+    def body(x_ref, out_ref, in_ref, sums_ref):
+        @pl.loop(0, size, step=window, init_carry=jnp.float32(0))
+        def _window(offset, before):
+            pltpu.sync_copy(x_ref.at[pl.ds(offset, window)], in_ref)
+
+            @pl.loop(0, window, init_carry=before)
+            def _step(i, total):
+                total += in_ref[i]
+                sums_ref[i] = total
+                return total
+
+            pltpu.sync_copy(sums_ref, out_ref.at[pl.ds(offset, window)])
+            return _step
+
+    return make(
+        body,
+        out_type=jax.ShapeDtypeStruct((size,), jnp.float32),
+        mesh=plsc.ScalarSubcoreMesh(axis_name="core", num_cores=1),
+        scratch_types=[pltpu.SMEM((window,), jnp.float32)] * 2,
+        name="scalar_cumulative_sum",
+        **options,
+    )
+
+
+def sort(make: Make, size: int, **options) -> Callable:
+    """Sorts float32[size] on one TensorCore."""
+
+    def body(x_ref, out_ref, in_ref):
+        pltpu.sync_copy(x_ref, in_ref)
+        in_ref[...] = lax.sort(in_ref[...])
+        pltpu.sync_copy(in_ref, out_ref)
+
+    return make(
+        body,
+        out_type=jax.ShapeDtypeStruct((size,), jnp.float32),
+        mesh=pltpu.TensorCoreMesh(axis_name="core", num_cores=1),
+        scratch_types=[pltpu.VMEM((size,), jnp.float32)],
+        name="sort",
         **options,
     )

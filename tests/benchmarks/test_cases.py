@@ -12,6 +12,7 @@ import cokernel
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
 import cases
+from kernels import CHIP
 
 
 def test_every_case_has_a_sample_for_the_interpret_modes():
@@ -21,7 +22,7 @@ def test_every_case_has_a_sample_for_the_interpret_modes():
 @pytest.mark.parametrize("key", list(cases.SAMPLES))
 def test_a_measured_kernel_gives_the_right_answer(key):
     sample = cases.SAMPLES[key]
-    with cokernel.target("v6e"):
+    with cokernel.target(CHIP):
         kernel, arguments, expected = sample.prepare(cokernel.kernel, {})
         result = jax.block_until_ready(jax.jit(kernel)(*arguments))
     if expected is not None:
