@@ -36,7 +36,7 @@ def host() -> tuple[str, str, str]:
 @functools.cache
 def host_has(feature: str) -> bool:
     """Whether the processor of this machine has a feature, by LLVM's name for it."""
-    return f"+{feature}" in _host()[2].split(",")
+    return f"+{feature}" in host()[2].split(",")
 
 
 def _target_machine() -> Any:

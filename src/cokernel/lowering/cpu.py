@@ -137,11 +137,12 @@ def _cache_name(
         name: params[name]
         for name in ("name", "jaxprs", "meshes", "external_meshes", "input_output_aliases")
     }
+    from cokernel.compiler import codegen
+
     counts = len(ctx.avals_in), len(params["out_avals"])
+    surroundings = dict(outer), meshes.current_target(), codegen.host(), _runtime.abi_offsets()
     try:
-        digest = fingerprint.fingerprint(
-            kernel, counts, dict(outer), options, meshes.current_target(), _runtime.abi_offsets()
-        )
+        digest = fingerprint.fingerprint(kernel, counts, options, surroundings)
     except fingerprint.Unknown:
         return None
     return f"{digest}.json"
