@@ -5,7 +5,8 @@ VENV := .venv
 # The compilers of `cokernel aot`; a virtual environment without Cokernel.
 AOT_VENV := .venv-aot
 PYTHON_IN_VENV := $(VENV)/bin/python
-RUNTIME_SOURCES := $(wildcard src/cokernel/runtime/*.cc src/cokernel/runtime/*.h)
+RUNTIME_SOURCES := $(wildcard src/cokernel/runtime/*.cc src/cokernel/runtime/*.h \
+                              src/cokernel/runtime/checked/*.cc src/cokernel/runtime/checked/*.h)
 CXX_SOURCES := $(RUNTIME_SOURCES) $(wildcard tests/runtime/*.cc tests/runtime/*.h benchmarks/*.cc benchmarks/*.h)
 PIP := $(PYTHON_IN_VENV) -m pip --disable-pip-version-check
 PYTEST_ARGS ?=

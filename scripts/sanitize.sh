@@ -13,7 +13,7 @@ mkdir -p "$folder"
 
 shopt -s nullglob
 sources=()
-for source in src/cokernel/runtime/*.cc; do
+for source in src/cokernel/runtime/*.cc src/cokernel/runtime/checked/*.cc; do
   grep -q nanobind "$source" || sources+=("$source")
 done
 tests=(tests/runtime/*.cc)

@@ -24,6 +24,33 @@ class CallbackSpec(TypedDict):
     operands: int  # How many addresses `function` gets in its second argument,
     results: int  # and in its third.
 
+class CheckedSchedule(TypedDict):
+    # "random" (default) | "pct" | "round_robin" | "delay_dma" | "run_to_block" | "choices"
+    strategy: NotRequired[str]
+    seed: NotRequired[int]
+    depth: NotRequired[int]  # "pct": one more than the changes of priority.
+    # The number of the launch whose part of the schedule is taken; -1 (default): they are counted.
+    launch: NotRequired[int]
+    # "choices": the candidate taken at each decision; when they are used up each core runs until it
+    # blocks.
+    choices: NotRequired[Sequence[int]]
+    record: NotRequired[bool]  # Whether "choices" and "candidates" are reported.
+
+class CheckedSpec(TypedDict):
+    races: NotRequired[bool]  # Default True, as for what follows.
+    uninitialised: NotRequired[bool]
+    leftovers: NotRequired[bool]
+    unwaited_copies: NotRequired[bool]
+    stop_at_first: NotRequired[bool]  # Default False.
+    max_findings: NotRequired[int]
+    # Of memory that starts uninitialised: "nan" (default), "zeros", "random", "keep" or a byte.
+    fill: NotRequired[str | int]
+    schedules: NotRequired[int]  # How often a launch runs, with seeds that count upwards.
+    schedule: NotRequired[CheckedSchedule]
+    # Plain result buffers and the bytes of their elements. They start undefined, unless they are
+    # an operand as well.
+    outputs: NotRequired[Sequence[tuple[int, int]]]
+
 class ExecutableSpec(TypedDict):
     name: NotRequired[str]
     programs: Sequence[ProgramSpec]
@@ -38,6 +65,10 @@ class ExecutableSpec(TypedDict):
     help: NotRequired[str]  # "auto" (default), "always" or "never" ask for helper threads.
     report: NotRequired[Callable[[Failure], str]]
     callbacks: NotRequired[Sequence[CallbackSpec]]
+    # Checked mode: one worker, and compiled code calls the functions named cokernel_checked_*.
+    checked: NotRequired[CheckedSpec | None]
+    # Called at the end of every checked launch. A text that is not empty fails the launch.
+    checked_report: NotRequired[Callable[[CheckedRecord], str]]
     keep_alive: NotRequired[object]
 
 class CoreInfo(TypedDict):
@@ -102,6 +133,85 @@ class Failure(TypedDict):
     # Deadlock, TimeLimit and Interrupted: every core of the launch, programs in order.
     cores: NotRequired[list[CoreSnapshot]]
 
+class Party(TypedDict):
+    program: int
+    program_name: str
+    coordinates: tuple[int, ...]
+    index: int
+    site: int
+    # "read" | "write" | "update" | "atomic update" | "copy reads" | "copy writes" | "allocate" |
+    # "release" | "signal" | "wait" | "barrier" | "poll" | "index" | "use"
+    access: str
+    is_dma: bool  # A DMA that the core started,
+    dma_site: int  # there; else -1.
+
+class MemoryInfo(TypedDict):
+    owner: str  # As in SemaphoreInfo.
+    index: int
+    program: int
+    offset: int
+    bytes: int  # From the first to the last element concerned.
+    element_bytes: int
+
+class FindingSchedule(TypedDict):
+    strategy: str
+    seed: int
+    depth: int
+    launch: int
+    choices: list[int]
+
+class Finding(TypedDict):
+    # "Race" | "Deadlock" | "Livelock" | "OutOfBounds" | "UninitialisedRead" | "LeftoverSemaphore" |
+    # "UnwaitedCopy" | "SemaphoreUnderflow" | "SemaphoreOverflow" | "CopyInFlight" |
+    # "WaitTooLarge" | "NeverWritten"
+    kind: str
+    # Race: the later access and the earlier one. UninitialisedRead: who read it and who used it.
+    # CopyInFlight: the copy and the end of the scope. Leftovers: who signalled, and who took a part
+    # of it last. WaitTooLarge: who waits and who signalled. None for NeverWritten.
+    first: Party | None
+    second: Party | None
+    memory: MemoryInfo | None
+    semaphore: SemaphoreInfo | None
+    count: int  # Of elements.
+    occurrences: int  # Equal ones, of which the ranges are united.
+    schedule: FindingSchedule  # The one that showed it first.
+    use: NotRequired[str]  # UninitialisedRead: "branch", "index", "output", "amount", "callback".
+    # LeftoverSemaphore, UnwaitedCopy, SemaphoreUnderflow, SemaphoreOverflow, Deadlock: the count.
+    value: NotRequired[int]
+    wanted: NotRequired[int]  # WaitTooLarge, Deadlock, SemaphoreUnderflow, SemaphoreOverflow.
+    moved: NotRequired[int]  # UnwaitedCopy, CopyInFlight, WaitTooLarge: what was signalled,
+    left: NotRequired[int]  # and what is left of it.
+    polls: NotRequired[int]  # Livelock, as is the number of cores that poll.
+    pollers: NotRequired[int]
+    dimension: NotRequired[int]  # OutOfBounds, as in Failure.
+    start: NotRequired[int]
+    size: NotRequired[int]
+    extent: NotRequired[int]
+
+class ScheduleRecord(FindingSchedule):
+    decisions: int  # Moments at which more than one could go on.
+    # If the schedule asks for them, who could: cores in launch order, then DMAs in the order of
+    # start, as (agent, operation, object). An agent is the number of a core, or -1 - the number of
+    # a DMA; an operation "start", "step", "wait", "poll", "barrier" or "copy"; an object the number
+    # of a semaphore in the order of first use, or -1. `choices` are positions in these lists.
+    candidates: NotRequired[list[list[tuple[int, str, int]]]]
+
+class CheckedCounts(TypedDict):
+    accesses: int
+    signals: int
+    waits: int
+    dmas: int
+    cores: int
+
+class CheckedRecord(TypedDict):
+    executable: str
+    findings: list[Finding]
+    dropped: int  # Findings beyond max_findings.
+    schedule: ScheduleRecord
+    behaviour: int  # Equal if all semaphores saw the same operations in the same order.
+    counts: CheckedCounts
+    failure: Failure | None
+
 class ProgramStatistics(TypedDict):
     name: str
     launches: int
@@ -141,7 +251,7 @@ def set_schedule(schedule: dict[str, Any] | None) -> dict[str, Any] | None:
     """Sets the schedule of all checked launches of the process, in place of the one in their
     options; None gives that back. Launches are counted from 0 again. Returns the schedule before.
 
-    Keys: "strategy", "seed", "depth", "launch", "choices", "record"; see `Schedule.for_runtime`.
+    Its keys are those of CheckedSchedule.
     """
 
 def launch(key: int, buffers: Sequence[int | tuple[int, int]]) -> None:

@@ -1,24 +1,29 @@
-"""Runs stock Pallas kernels, those of `pl.kernel`, on Cokernel's CPU backend.
+"""Runs stock Pallas kernels, those of `pl.kernel`, by Cokernel.
 
-JAX's own primitive stays as it is: tracing, transformations and every other platform are JAX's.
-Only the lowering for the CPU is ours, and only while it is enabled.
+Everything by which such a program is written (`pl.kernel` in its three forms, `pl.core_map`, with
+their decorators) ends in one place: JAX binds its own primitive. While stock kernels are enabled,
+Cokernel's primitive is bound there instead, with the same jaxprs. So they have its behaviour under
+every transformation as well. Nothing else of JAX is changed, and `pl.pallas_call` not at all.
 """
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cokernel import _jax, meshes, primitive
 
-# Part of the key of JAX's caches, so that nothing compiled with it serves without it.
+# Part of the key of JAX's caches, so that nothing traced or compiled with it serves without it.
 _enabled: Any = _jax.config_ext.Config(
     "cokernel_pallas", False, include_in_jit_key=True, include_in_trace_context=True
 )
 
 
-class _Registration:
-    """Keeps our rule in JAX's table for the CPU while anybody needs it there."""
+class _Hooks:
+    """Our rules in JAX's primitive, for the whole process while anybody needs them there.
+
+    In threads for which stock kernels are not enabled they do what JAX does.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,6 +32,8 @@ class _Registration:
     def acquire(self) -> None:
         with self._lock:
             if self._users == 0:
+                # An attribute of the one object hides the method of its class.
+                _jax.stock_mpmd_map_p.bind = _bind
                 _jax.register_lowering(_jax.stock_mpmd_map_p, _lower, platform="cpu")
             self._users += 1
 
@@ -34,22 +41,25 @@ class _Registration:
         with self._lock:
             self._users -= 1
             if self._users == 0:
+                del _jax.stock_mpmd_map_p.bind
                 del _jax.platform_lowerings["cpu"][_jax.stock_mpmd_map_p]
 
 
-_registration = _Registration()
+_hooks = _Hooks()
 _setting_lock = threading.Lock()
 
 
 def enable() -> None:
-    """Runs the kernels of `pl.kernel` on Cokernel's CPU backend from now on, in all threads.
+    """Runs the kernels of `pl.kernel` by Cokernel from now on, in all threads.
 
-    That holds for kernels of one mesh or several, with any `interpret=` argument: they are compiled
-    and not interpreted. Build meshes that ask for a chip inside `cokernel.target(...)`.
+    That holds for kernels of one mesh or several, made before or after, and with any `interpret=`
+    argument: they are compiled and not interpreted. Build meshes that ask for a chip, and call
+    kernels whose programs ask for it, inside `cokernel.target(...)`. What was jitted before is
+    traced again, as it is after `disable`.
     """
     with _setting_lock:
         if not _enabled.get_global():
-            _registration.acquire()
+            _hooks.acquire()
             _enabled.set_global(True)
 
 
@@ -58,26 +68,44 @@ def disable() -> None:
     with _setting_lock:
         if _enabled.get_global():
             _enabled.set_global(False)
-            _registration.release()
+            _hooks.release()
 
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
     """Runs the kernels of `pl.kernel` on Cokernel's CPU backend, in this thread and block."""
-    _registration.acquire()
+    _hooks.acquire()
     previous = _enabled.swap_local(True)
     try:
         yield
     finally:
         _enabled.set_local(previous)
-        _registration.release()
+        _hooks.release()
+
+
+def _bind(*args: Any, **params: Any) -> Any:
+    """Binds JAX's primitive, or ours in its place where that is enabled in this thread."""
+    if not _enabled.value:
+        return _jax.Primitive.bind(_jax.stock_mpmd_map_p, *args, **params)
+    return primitive.mpmd_map_p.bind(*args, **_own_params(params))
 
 
 def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-    """Lowers JAX's primitive by our rule, or by JAX's where it is not enabled in this thread."""
+    """Lowers for a CPU what was traced while stock kernels were not enabled."""
     if not _enabled.value:
         return _jax.common_lowerings[_jax.stock_mpmd_map_p].rule(ctx, *operands, **params)
-    params["input_output_aliases"] = tuple(sorted(params["input_output_aliases"].items()))
-    if params["name"] is None:
-        params["name"] = "_and_".join(jaxpr.debug_info.func_name for jaxpr in params["jaxprs"])
-    return primitive.lower(ctx, *operands, target=meshes.current_target(), **params)
+    return primitive.lower(ctx, *operands, **_own_params(params))
+
+
+def _own_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of JAX's primitive as those of ours."""
+    name = params["name"]
+    if name is None:
+        name = "_and_".join(jaxpr.debug_info.func_name for jaxpr in params["jaxprs"])
+    aliases = tuple(sorted(params["input_output_aliases"].items()))
+    return {
+        **params,
+        "name": name,
+        "input_output_aliases": aliases,
+        "target": meshes.current_target(),
+    }

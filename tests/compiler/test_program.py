@@ -187,3 +187,16 @@ def test_a_complex_value_is_refused_with_its_program_and_line():
         NotImplementedError, match=r"program 'body' at .*test_program.py:\d+.* complex64"
     ):
         kernel(np.ones(4, np.complex64))
+
+
+def test_a_store_does_not_read_what_nobody_wants_back(capsys):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + 1
+
+    x = jnp.arange(1000, dtype=jnp.int32)
+    kernel = cokernel.mpmd_map(
+        [(MESH, body)], x, compiler_params=cokernel.CompilerParams(dump_llvm=True)
+    )
+    np.testing.assert_array_equal(kernel(x), np.arange(1000) + 1)
+    code = capsys.readouterr().out
+    assert "llvm.memcpy" not in code

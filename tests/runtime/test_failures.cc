@@ -49,17 +49,17 @@ void a_deadlock_names_every_semaphore() {
       CHECK_EQUAL(cores.size(), 5);
       for (int i = 0; i < 4; ++i) CHECK(cores[i].state == CoreState::kSemaphore);
       CHECK(cores[4].state == CoreState::kFinished);
-      CHECK(cores[0].place.owner == SemaphoreOwner::kPrivate);
+      CHECK(cores[0].place.owner == MemoryOwner::kPrivate);
       CHECK_EQUAL(cores[0].place.index, 0);
       CHECK_EQUAL(cores[0].place.offset, 16);
       CHECK_EQUAL(cores[0].count, 2);
       CHECK_EQUAL(cores[0].value, 3);
       CHECK(cores[0].decrement);
-      CHECK(cores[1].place.owner == SemaphoreOwner::kDevice);
+      CHECK(cores[1].place.owner == MemoryOwner::kDevice);
       CHECK_EQUAL(cores[1].place.offset, 16);
-      CHECK(cores[2].place.owner == SemaphoreOwner::kShared);
+      CHECK(cores[2].place.owner == MemoryOwner::kShared);
       CHECK_EQUAL(cores[2].place.index, 0);
-      CHECK(cores[3].place.owner == SemaphoreOwner::kBuffer);
+      CHECK(cores[3].place.owner == MemoryOwner::kBuffer);
       CHECK_EQUAL(cores[3].place.offset, 16);
       CHECK(!cores[3].decrement);
       // Nothing refers to the cores of the launch that is over.

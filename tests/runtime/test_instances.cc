@@ -143,7 +143,7 @@ void semaphores_survive_a_kernel_that_failed() {
   int32_t buffer[1] = {};
   CHECK(maker.launch({{buffer, sizeof(buffer)}}).empty());
   CHECK(waiter.launch({{buffer, sizeof(buffer)}}) == "Deadlock");
-  CHECK(waiter.hooks->failure.cores[2].place.owner == SemaphoreOwner::kBuffer);
+  CHECK(waiter.hooks->failure.cores[2].place.owner == MemoryOwner::kBuffer);
   CHECK_EQUAL(waiter.hooks->failure.cores[2].place.offset, 32);
   CHECK(signaller.launch({{buffer, sizeof(buffer)}}).empty());
   CHECK(waiter.launch({{buffer, sizeof(buffer)}}).empty());

@@ -4,16 +4,18 @@
 
 #include <cstddef>
 #include <memory>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "abi.h"
+#include "checked/checked_abi.h"
+#include "checked/python_record.h"
 #include "ffi_handler.h"
 #include "instances.h"
 #include "launch.h"
+#include "python_fields.h"
 #include "python_hooks.h"
 #include "registry.h"
 
@@ -21,65 +23,6 @@ namespace nb = nanobind;
 
 namespace cokernel {
 namespace {
-
-// Reads the fields of a dict and complains about those that are missing, wrong or unknown.
-class Fields {
- public:
-  Fields(nb::handle object, std::string what) : what_(std::move(what)) {
-    if (!nb::isinstance<nb::dict>(object))
-      throw nb::type_error((what_ + " must be a dict").c_str());
-    dict_ = nb::borrow<nb::dict>(object);
-  }
-
-  nb::object optional(const char* name) {
-    seen_.insert(name);
-    return dict_.contains(name) ? nb::object(dict_[name]) : nb::none();
-  }
-
-  nb::object required(const char* name) {
-    nb::object value = optional(name);
-    if (!dict_.contains(name)) {
-      throw nb::value_error((what_ + " lacks '" + name + "'").c_str());
-    }
-    return value;
-  }
-
-  template <typename T>
-  T get(const char* name) {
-    return convert<T>(required(name), name);
-  }
-
-  template <typename T>
-  T get(const char* name, T fallback) {
-    nb::object value = optional(name);
-    return value.is_none() ? std::move(fallback) : convert<T>(value, name);
-  }
-
-  void finish() {
-    for (auto [key, value] : dict_) {
-      const std::string name = nb::cast<std::string>(nb::str(key));
-      if (seen_.count(name) == 0) {
-        throw nb::value_error((what_ + " has an unknown field '" + name + "'").c_str());
-      }
-    }
-  }
-
- private:
-  template <typename T>
-  T convert(const nb::object& value, const char* name) {
-    T result{};
-    if (!nb::try_cast<T>(value, result)) {
-      throw nb::type_error((what_ + ": '" + name + "' has the wrong type or is out of range, got " +
-                            nb::cast<std::string>(nb::repr(value)))
-                               .c_str());
-    }
-    return result;
-  }
-
-  std::string what_;
-  nb::dict dict_;
-  std::set<std::string> seen_;
-};
 
 ProgramSpec program_from(nb::handle object, size_t number) {
   Fields fields(object, "program " + std::to_string(number));
@@ -144,8 +87,9 @@ void register_executable(uint64_t key, nb::dict dict) {
   spec.num_workers = fields.get<int32_t>("num_workers", 0);
   spec.time_limit_s = fields.get<double>("time_limit_s", 0.0);
   spec.help = help_from(fields.get<std::string>("help", "auto"));
+  spec.checked = checked::options_from(fields.optional("checked"));
   spec.hooks = std::make_shared<PythonHooks>(
-      fields.optional("report"), fields.optional("keep_alive"),
+      fields.optional("report"), fields.optional("checked_report"), fields.optional("keep_alive"),
       list_from(fields.optional("callbacks"), callback_from), spec.programs);
   fields.finish();
   Registry::get().add(std::make_shared<Executable>(key, std::move(spec)));
@@ -281,6 +225,23 @@ nb::dict function_addresses() {
   add_function(functions, "cokernel_callback", cokernel_callback);
   add_function(functions, "cokernel_delay", cokernel_delay);
   add_function(functions, "cokernel_copy", cokernel_copy);
+  add_function(functions, "cokernel_checked_step", cokernel_checked_step);
+  add_function(functions, "cokernel_checked_yield", cokernel_checked_yield);
+  add_function(functions, "cokernel_checked_wait", cokernel_checked_wait);
+  add_function(functions, "cokernel_checked_barrier", cokernel_checked_barrier);
+  add_function(functions, "cokernel_checked_signal", cokernel_checked_signal);
+  add_function(functions, "cokernel_checked_read", cokernel_checked_read);
+  add_function(functions, "cokernel_checked_access", cokernel_checked_access);
+  add_function(functions, "cokernel_checked_access_strided", cokernel_checked_access_strided);
+  add_function(functions, "cokernel_checked_access_picked", cokernel_checked_access_picked);
+  add_function(functions, "cokernel_checked_dma", cokernel_checked_dma);
+  add_function(functions, "cokernel_checked_copy_undefined", cokernel_checked_copy_undefined);
+  add_function(functions, "cokernel_checked_merge_undefined", cokernel_checked_merge_undefined);
+  add_function(functions, "cokernel_checked_allocate", cokernel_checked_allocate);
+  add_function(functions, "cokernel_checked_release", cokernel_checked_release);
+  add_function(functions, "cokernel_checked_undefined", cokernel_checked_undefined);
+  add_function(functions, "cokernel_checked_mark_undefined", cokernel_checked_mark_undefined);
+  add_function(functions, "cokernel_checked_report_undefined", cokernel_checked_report_undefined);
   return functions;
 }
 
@@ -298,6 +259,7 @@ NB_MODULE(_runtime, module) {
       "executable_is_registered", [](uint64_t key) { return Registry::get().find(key) != nullptr; },
       nb::arg("key"));
   module.def("set_loader", &set_loader, nb::arg("loader").none());
+  module.def("set_schedule", &checked::set_python_schedule, nb::arg("schedule").none());
   module.def("launch", &launch, nb::arg("key"), nb::arg("buffers"));
   module.def("ffi_handler", [] { return nb::capsule(ffi_handler_address()); });
   module.def("abi_offsets", &abi_offsets);

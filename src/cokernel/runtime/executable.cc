@@ -119,7 +119,7 @@ Executable::Executable(uint64_t key, ExecutableSpec given) : key(key), spec(std:
   block_bytes = offset + align64(spec.device_bytes);
   worker_limit = spec.num_workers == 0 ? hardware_threads() : spec.num_workers;
   worker_limit = std::min({worker_limit, core_count, kMaxWorkers});
-  if (spec.help == Help::kNever) worker_limit = 1;
+  if (spec.help == Help::kNever || spec.checked != nullptr) worker_limit = 1;
   statistics_.programs.resize(programs.size());
 }
 

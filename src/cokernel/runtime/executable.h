@@ -17,6 +17,11 @@ namespace cokernel {
 class Executable;
 struct Launch;
 
+namespace checked {
+struct CheckedOptions;
+struct CheckedRecord;
+}  // namespace checked
+
 struct ProgramSpec {
   std::string name;
   void* entry = nullptr;
@@ -42,6 +47,9 @@ class Hooks {
   virtual ~Hooks() = default;
   // The text of the error. Must not throw.
   virtual std::string report(const Executable& executable, const Failure& failure) = 0;
+  // What there is to say of a checked launch; a text that is not empty fails it. Must not throw.
+  virtual std::string checked_report(const Executable& executable,
+                                     const checked::CheckedRecord& record);
   // Runs callback number `callback`; false if it raised, with the exception described in `failure`.
   virtual bool call(const Core& core, int32_t callback, void** operands, void** results,
                     Failure& failure) = 0;
@@ -62,6 +70,8 @@ struct ExecutableSpec {
   double time_limit_s = 0;
   Help help = Help::kAuto;
   std::shared_ptr<Hooks> hooks;
+  // Null in native mode.
+  std::shared_ptr<const checked::CheckedOptions> checked;
 };
 
 struct ProgramStatistics {
@@ -141,6 +151,7 @@ class Executable : public std::enable_shared_from_this<Executable> {
   int64_t device_offset = 0;  // as this,
   int64_t block_bytes = 0;    // and its size.
   HelpPlan help_plan;
+  std::atomic<int64_t> checked_launches{0};
 
  private:
   std::mutex launches_mutex_;

@@ -44,17 +44,17 @@ const char* name_of(CoreState state) {
   return "unknown";
 }
 
-const char* name_of(SemaphoreOwner owner) {
+const char* name_of(MemoryOwner owner) {
   switch (owner) {
-    case SemaphoreOwner::kUnknown:
+    case MemoryOwner::kUnknown:
       return "unknown";
-    case SemaphoreOwner::kPrivate:
+    case MemoryOwner::kPrivate:
       return "private";
-    case SemaphoreOwner::kShared:
+    case MemoryOwner::kShared:
       return "shared";
-    case SemaphoreOwner::kDevice:
+    case MemoryOwner::kDevice:
       return "device";
-    case SemaphoreOwner::kBuffer:
+    case MemoryOwner::kBuffer:
       return "buffer";
   }
   return "unknown";
@@ -69,15 +69,17 @@ int64_t offset_in(const void* address, const void* start, int64_t bytes) {
   return distance >= 0 && distance < bytes ? distance : -1;
 }
 
-SemaphorePlace place_of(const Launch& launch, const Semaphore* semaphore) {
+}  // namespace
+
+Place place_of(const Launch& launch, const void* address) {
   const Executable& executable = launch.executable;
-  SemaphorePlace place;
+  Place place;
   for (size_t p = 0; p < executable.programs.size(); ++p) {
     const Executable::Program& program = executable.programs[p];
     const int64_t all = program.private_stride * program.core_count;
-    const int64_t offset = offset_in(semaphore, launch.cores[program.first_core].memory, all);
+    const int64_t offset = offset_in(address, launch.cores[program.first_core].memory, all);
     if (offset < 0) continue;
-    place.owner = SemaphoreOwner::kPrivate;
+    place.owner = MemoryOwner::kPrivate;
     place.program = static_cast<int32_t>(p);
     place.index = static_cast<int32_t>(offset / program.private_stride);
     place.offset = offset % program.private_stride;
@@ -85,35 +87,32 @@ SemaphorePlace place_of(const Launch& launch, const Semaphore* semaphore) {
   }
   if (executable.shared_stride > 0) {
     const int64_t all = executable.shared_stride * executable.spec.group_count;
-    const int64_t offset = offset_in(semaphore, launch.shared_memory, all);
+    const int64_t offset = offset_in(address, launch.shared_memory, all);
     if (offset >= 0) {
-      place.owner = SemaphoreOwner::kShared;
+      place.owner = MemoryOwner::kShared;
       place.index = static_cast<int32_t>(offset / executable.shared_stride);
       place.offset = offset % executable.shared_stride;
       return place;
     }
   }
   if (executable.spec.device_bytes > 0) {
-    const int64_t offset =
-        offset_in(semaphore, launch.cores[0].device, executable.spec.device_bytes);
+    const int64_t offset = offset_in(address, launch.cores[0].device, executable.spec.device_bytes);
     if (offset >= 0) {
-      place.owner = SemaphoreOwner::kDevice;
+      place.owner = MemoryOwner::kDevice;
       place.offset = offset;
       return place;
     }
   }
   for (size_t b = 0; b < launch.buffers.size(); ++b) {
-    const int64_t offset = offset_in(semaphore, launch.buffers[b], launch.buffer_bytes[b]);
+    const int64_t offset = offset_in(address, launch.buffers[b], launch.buffer_bytes[b]);
     if (offset < 0) continue;
-    place.owner = SemaphoreOwner::kBuffer;
+    place.owner = MemoryOwner::kBuffer;
     place.index = static_cast<int32_t>(b);
     place.offset = offset;
     return place;
   }
   return place;
 }
-
-}  // namespace
 
 std::vector<CoreSnapshot> snapshot_cores(const Launch& launch) {
   std::vector<CoreSnapshot> snapshots;

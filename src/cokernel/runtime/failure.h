@@ -23,13 +23,13 @@ enum class FailureKind {
 const char* name_of(FailureKind kind);
 const char* name_of(CoreState state);
 
-enum class SemaphoreOwner { kUnknown, kPrivate, kShared, kDevice, kBuffer };
+enum class MemoryOwner { kUnknown, kPrivate, kShared, kDevice, kBuffer };
 
-const char* name_of(SemaphoreOwner owner);
+const char* name_of(MemoryOwner owner);
 
-// Where a semaphore lies.
-struct SemaphorePlace {
-  SemaphoreOwner owner = SemaphoreOwner::kUnknown;
+// Where a semaphore or another piece of memory lies.
+struct Place {
+  MemoryOwner owner = MemoryOwner::kUnknown;
   int32_t index = -1;    // kPrivate: the core in its mesh; kShared: the group; kBuffer: the buffer.
   int32_t program = -1;  // kPrivate: the program of that core.
   int64_t offset = 0;    // In bytes, from the start of the block.
@@ -43,7 +43,7 @@ struct CoreSnapshot {
   CoreState state;
   int32_t site;
   // In state kSemaphore:
-  SemaphorePlace place;
+  Place place;
   int64_t count = 0;
   int64_t value = 0;
   bool decrement = false;
@@ -78,6 +78,8 @@ struct Failure {
   // kDeadlock, kTimeLimit and kInterrupted: all cores of the launch, programs in order.
   std::vector<CoreSnapshot> cores;
 };
+
+Place place_of(const Launch& launch, const void* address);
 
 // Sees the cores as they are now; they may be running.
 std::vector<CoreSnapshot> snapshot_cores(const Launch& launch);

@@ -5,6 +5,8 @@
 #include <new>
 #include <utility>
 
+#include "checked/checked_launch.h"
+#include "checked/state.h"
 #include "platform.h"
 #include "pool.h"
 #include "watchdog.h"
@@ -149,7 +151,11 @@ bool Launch::run(const Buffer* given, int32_t count) {
   float_mode = FloatMode::current();
   start_ns = now_ns();
   Watchdog::get().add(this);
-  run_cores();
+  if (checked != nullptr) {
+    checked->run();
+  } else {
+    run_cores();
+  }
   Watchdog::get().remove(this);
   // Whoever claimed the failure has left: helpers in run_cores(), the watchdog just now.
   const bool failed = failure_claimed.load(std::memory_order_acquire);
@@ -347,7 +353,11 @@ std::string launch_executable(const std::shared_ptr<Executable>& executable, con
     return executable->report(failure);
   }
   std::string error;
-  if (!launch->run(buffers, count)) error = executable->report(launch->failure);
+  if (executable->spec.checked != nullptr) {
+    error = checked::run_checked(*executable, *launch, buffers, count);
+  } else if (!launch->run(buffers, count)) {
+    error = executable->report(launch->failure);
+  }
   executable->give_back(std::move(launch));
   return error;
 }

@@ -18,6 +18,10 @@
 
 namespace cokernel {
 
+namespace checked {
+class State;
+}
+
 struct Buffer {
   void* data = nullptr;
   int64_t bytes = 0;  // 0: not known.
@@ -121,6 +125,9 @@ struct Launch : LaunchHeader {
   std::condition_variable wake;
   std::atomic<bool> failure_claimed{false};
   Failure failure;
+
+  // Null in native mode. Set by who launches.
+  checked::State* checked = nullptr;
 
  private:
   void prepare(const Buffer* buffers, int32_t count);

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "checked/python_record.h"
+
 namespace nb = nanobind;
 
 namespace cokernel {
@@ -111,6 +113,31 @@ std::string type_name(const nb::python_error& error) {
   return nb::cast<std::string>(nb::str(error.type().attr("__name__")));
 }
 
+// The text that `report` makes, or one that says why it could not.
+template <typename Report>
+std::string text_of(const Executable& executable, const char* what, Report report) {
+  nb::gil_scoped_acquire gil;
+  const auto make_report = [&] { return nb::cast<std::string>(report()); };
+  try {
+    try {
+      return make_report();
+    } catch (nb::python_error& error) {
+      // The report may be the first Python code that the main thread runs after Ctrl-C, which then
+      // raises KeyboardInterrupt in it.
+      if (!error.matches(PyExc_KeyboardInterrupt)) throw;
+    }
+    const std::string text = make_report();
+    PyErr_SetInterrupt();
+    return text;
+  } catch (nb::python_error& error) {
+    return std::string(what) + " in kernel '" + executable.spec.name +
+           "'. The report of it failed as well:\n" + format_exception(error);
+  } catch (const std::exception& error) {
+    return std::string(what) + " in kernel '" + executable.spec.name +
+           "'. The report of it failed as well: " + error.what();
+  }
+}
+
 }  // namespace
 
 PythonObject::~PythonObject() {
@@ -124,10 +151,11 @@ PythonObject::~PythonObject() {
   object_.reset();
 }
 
-PythonHooks::PythonHooks(nb::object report, nb::object keep_alive,
+PythonHooks::PythonHooks(nb::object report, nb::object checked_report, nb::object keep_alive,
                          std::vector<PythonCallback> callbacks,
                          const std::vector<ProgramSpec>& programs)
     : report_(std::move(report)),
+      checked_report_(std::move(checked_report)),
       keep_alive_(std::move(keep_alive)),
       callbacks_(std::move(callbacks)) {
   for (const ProgramSpec& program : programs) {
@@ -138,28 +166,18 @@ PythonHooks::PythonHooks(nb::object report, nb::object keep_alive,
 
 std::string PythonHooks::report(const Executable& executable, const Failure& failure) {
   if (report_.is_none()) return std::string();
-  nb::gil_scoped_acquire gil;
-  const auto make_report = [&] {
-    return nb::cast<std::string>(report_.get()(describe_failure(executable, failure)));
-  };
-  try {
-    try {
-      return make_report();
-    } catch (nb::python_error& error) {
-      // The report may be the first Python code that the main thread runs after Ctrl-C, which then
-      // raises KeyboardInterrupt in it.
-      if (!error.matches(PyExc_KeyboardInterrupt)) throw;
-    }
-    const std::string text = make_report();
-    PyErr_SetInterrupt();
-    return text;
-  } catch (nb::python_error& error) {
-    return std::string(name_of(failure.kind)) + " in kernel '" + executable.spec.name +
-           "'. The report of it failed as well:\n" + format_exception(error);
-  } catch (const std::exception& error) {
-    return std::string(name_of(failure.kind)) + " in kernel '" + executable.spec.name +
-           "'. The report of it failed as well: " + error.what();
-  }
+  return text_of(executable, name_of(failure.kind),
+                 [&] { return report_.get()(describe_failure(executable, failure)); });
+}
+
+std::string PythonHooks::checked_report(const Executable& executable,
+                                        const checked::CheckedRecord& record) {
+  if (checked_report_.is_none()) return Hooks::checked_report(executable, record);
+  return text_of(executable, record.failed ? name_of(record.failure.kind) : "Findings", [&] {
+    nb::object failure = nb::none();
+    if (record.failed) failure = describe_failure(executable, record.failure);
+    return checked_report_.get()(checked::describe_record(executable, record, failure));
+  });
 }
 
 bool PythonHooks::call(const Core& core, int32_t callback, void** operands, void** results,

@@ -38,14 +38,17 @@ struct PythonCallback {
 
 class PythonHooks : public Hooks {
  public:
-  PythonHooks(nanobind::object report, nanobind::object keep_alive,
+  PythonHooks(nanobind::object report, nanobind::object checked_report, nanobind::object keep_alive,
               std::vector<PythonCallback> callbacks, const std::vector<ProgramSpec>& programs);
   std::string report(const Executable& executable, const Failure& failure) override;
+  std::string checked_report(const Executable& executable,
+                             const checked::CheckedRecord& record) override;
   bool call(const Core& core, int32_t callback, void** operands, void** results,
             Failure& failure) override;
 
  private:
   PythonObject report_;
+  PythonObject checked_report_;
   PythonObject keep_alive_;
   std::vector<PythonCallback> callbacks_;
   std::vector<std::string> program_names_;

@@ -57,6 +57,19 @@ def apply(
     return RULES[primitive](context, equation, *operands)
 
 
+def apply_many(
+    context: Context,
+    primitive: Any,
+    results: Sequence[tuple[Sequence[int], Any]],
+    *operands: Value,
+    **params: Any,
+) -> list[Value]:
+    """What a primitive with results of these shapes and dtypes gives for these operands."""
+    inputs = tuple(_variable(operand.shape, operand.dtype) for operand in operands)
+    outputs = tuple(_variable(shape, dtype) for shape, dtype in results)
+    return list(RULES[primitive](context, _Equation(primitive, params, inputs, outputs), *operands))
+
+
 def emit_elementwise(
     context: Context, emit: ElementRule, shape: Sequence[int], dtype: Any, *operands: Value
 ) -> Value:

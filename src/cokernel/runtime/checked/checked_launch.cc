@@ -1,0 +1,105 @@
+#include "checked/checked_launch.h"
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "checked/options.h"
+#include "checked/state.h"
+#include "instances.h"
+
+namespace cokernel {
+
+std::string Hooks::checked_report(const Executable& executable,
+                                  const checked::CheckedRecord& record) {
+  if (record.failed) return executable.report(record.failure);
+  if (record.findings.empty()) return std::string();
+  return std::to_string(static_cast<int64_t>(record.findings.all().size()) +
+                        record.findings.dropped()) +
+         " findings in kernel '" + executable.spec.name + "'";
+}
+
+namespace checked {
+
+namespace {
+
+// What a launch changes although it starts from it, so that it can start once more.
+class Saved {
+ public:
+  Saved(const Executable& executable, const Buffer* buffers, int32_t count) {
+    for (const InstanceOperand& operand : executable.spec.instance_operands) {
+      uint32_t handle = 0;
+      if (operand.is_output || operand.buffer < 0 || operand.buffer >= count) continue;
+      std::memcpy(&handle, buffers[operand.buffer].data, sizeof(handle));
+      const std::shared_ptr<InstanceStorage> storage =
+          handle == 0 ? nullptr : InstanceTable::get().find(handle);
+      if (storage == nullptr) continue;
+      storages_.push_back(storage);
+      keep(storage->data, storage->bytes);
+    }
+    for (int32_t b = 0; b < count; ++b) {
+      for (int32_t other = 0; other < b; ++other) {
+        if (buffers[other].data != buffers[b].data) continue;
+        keep(static_cast<char*>(buffers[b].data), buffers[b].bytes);
+        break;
+      }
+    }
+  }
+
+  void restore() const {
+    for (const auto& [data, bytes] : blocks_) std::memcpy(data, bytes.data(), bytes.size());
+  }
+
+ private:
+  void keep(char* data, int64_t bytes) {
+    blocks_.emplace_back(data, std::vector<char>(data, data + bytes));
+  }
+
+  std::vector<std::shared_ptr<InstanceStorage>> storages_;
+  std::vector<std::pair<char*, std::vector<char>>> blocks_;
+};
+
+void join(CheckedRecord& sum, CheckedRecord&& one) {
+  sum.findings.join(one.findings);
+  sum.schedule = one.schedule;
+  sum.decisions += one.decisions;
+  sum.choices = std::move(one.choices);
+  sum.candidates = std::move(one.candidates);
+  sum.behaviour = one.behaviour;
+  sum.counts.accesses += one.counts.accesses;
+  sum.counts.signals += one.counts.signals;
+  sum.counts.waits += one.counts.waits;
+  sum.counts.dmas += one.counts.dmas;
+  sum.counts.cores = one.counts.cores;
+}
+
+}  // namespace
+
+std::string run_checked(Executable& executable, Launch& launch, const Buffer* buffers,
+                        int32_t count) {
+  const CheckedOptions& options = *executable.spec.checked;
+  Schedule schedule = next_schedule(options, executable.checked_launches);
+  CheckedRecord sum(options.max_findings);
+  std::optional<Saved> saved;
+  if (options.schedules > 1) saved.emplace(executable, buffers, count);
+  for (int32_t i = 0; i < options.schedules; ++i, ++schedule.seed) {
+    if (i > 0) saved->restore();
+    State state(launch, options, schedule);
+    launch.checked = &state;
+    const bool succeeded = launch.run(buffers, count);
+    launch.checked = nullptr;
+    join(sum, std::move(state.record));
+    if (succeeded) continue;
+    // A launch that a finding has stopped has no failure of its own.
+    sum.failed = launch.failure.kind != FailureKind::kNone;
+    sum.failure = std::move(launch.failure);
+    break;
+  }
+  if (executable.spec.hooks == nullptr) return sum.failed ? executable.report(sum.failure) : "";
+  return executable.spec.hooks->checked_report(executable, sum);
+}
+
+}  // namespace checked
+}  // namespace cokernel

@@ -1,0 +1,286 @@
+// Findings, and what is looked at when a scope or a launch ends.
+#include <algorithm>
+
+#include "checked/state.h"
+#include "launch.h"
+
+namespace cokernel::checked {
+
+namespace {
+
+const char* name_of(AccessKind kind, bool is_dma) {
+  switch (kind) {
+    case AccessKind::kRead:
+      return is_dma ? "copy reads" : "read";
+    case AccessKind::kWrite:
+      return is_dma ? "copy writes" : "write";
+    case AccessKind::kAtomic:
+    case AccessKind::kFetchAndAdd:
+      return "atomic update";
+    case AccessKind::kUpdate:
+      return "update";
+    case AccessKind::kAllocate:
+      return "allocate";
+    case AccessKind::kRelease:
+      return "release";
+  }
+  return "access";
+}
+
+}  // namespace
+
+Party State::party_of_core(int32_t number, int32_t site, const char* access) const {
+  const Core& core = launch_.cores[number];
+  Party party;
+  party.program = core.program;
+  party.index = core.index;
+  std::copy(std::begin(core.coordinates), std::end(core.coordinates), party.coordinates);
+  party.site = site;
+  party.access = access;
+  return party;
+}
+
+Party State::party_of(uint32_t number) const {
+  const AccessRecord& access = accesses_[number];
+  Party party = party_of_core(static_cast<int32_t>(access.core), access.site,
+                              name_of(access.kind, access.is_dma));
+  party.is_dma = access.is_dma;
+  party.dma_site = access.dma_site;
+  return party;
+}
+
+MemoryRange State::range_of(uintptr_t begin, uintptr_t end, int64_t element_bytes) const {
+  MemoryRange range;
+  range.place = place_of(launch_, reinterpret_cast<const void*>(begin));
+  range.bytes = static_cast<int64_t>(end - begin);
+  range.element_bytes = element_bytes;
+  return range;
+}
+
+void State::set_semaphore(Finding& finding, const SemaphoreState& semaphore) const {
+  finding.semaphore = semaphore.place;
+  finding.semaphore_count = semaphore.count;
+}
+
+void State::add(Finding finding) {
+  finding.schedule = schedule_;
+  if (record.findings.add(finding) && options_.stop_at_first && launch_.claim_failure()) {
+    launch_.failure = Failure();
+    launch_.request_stop();
+  }
+}
+
+void State::conflict(uint32_t earlier, uint32_t later, uintptr_t begin, uintptr_t end,
+                     int64_t element_bytes) {
+  const AccessRecord& before = accesses_[earlier];
+  const AccessRecord& after = accesses_[later];
+  const auto ends_scope = [](const AccessRecord& one, const AccessRecord& other) {
+    return one.kind == AccessKind::kRelease ||
+           (one.kind == AccessKind::kAllocate && one.core == other.core);
+  };
+  Finding finding;
+  finding.first = party_of(later);
+  finding.second = party_of(earlier);
+  finding.kind = "Race";
+  if (ends_scope(before, after) || ends_scope(after, before)) {
+    // The copy first, then the end of the scope.
+    finding.kind = "CopyInFlight";
+    if (ends_scope(after, before)) std::swap(finding.first, finding.second);
+  }
+  finding.memory = range_of(begin, end, element_bytes);
+  finding.count = std::max<int64_t>(finding.memory->bytes / std::max<int64_t>(element_bytes, 1), 1);
+  add(std::move(finding));
+}
+
+void State::set_undefined_read(Finding& finding, const UndefinedRead& read, int32_t core,
+                               int32_t site) const {
+  if (read.core < 0) {
+    finding.first = party_of_core(core, site, "read");
+    return;
+  }
+  finding.first = party_of_core(read.core, read.site, read.is_dma ? "copy reads" : "read");
+  finding.first->is_dma = read.is_dma;
+  finding.first->dma_site = read.dma_site;
+  finding.memory = range_of(read.begin, read.end, read.element_bytes);
+  finding.count = finding.memory->bytes / std::max<int64_t>(read.element_bytes, 1);
+}
+
+// What is left in a semaphore when it ends.
+void State::report_left(SemaphoreState& semaphore) {
+  for (Signal& signal : semaphore.signals) {
+    if (signal.is_reported || signal.core < 0) continue;
+    signal.is_reported = true;
+    if (signal.is_dma ? !options_.unwaited_copies : !options_.leftovers) continue;
+    Finding finding;
+    finding.kind = signal.is_dma ? "UnwaitedCopy" : "LeftoverSemaphore";
+    finding.first = party_of_core(signal.core, signal.site, "signal");
+    finding.first->is_dma = signal.is_dma;
+    if (signal.is_dma) finding.first->dma_site = signal.site;
+    if (signal.taker >= 0) {
+      finding.second = party_of_core(signal.taker, signal.taker_site, "wait");
+    }
+    set_semaphore(finding, semaphore);
+    finding.numbers = {{"value", semaphore.count}, {"moved", signal.amount}, {"left", signal.left}};
+    add(std::move(finding));
+  }
+}
+
+void State::release_semaphores(Core* core, int32_t site, char* begin, int64_t bytes,
+                               int32_t is_semaphore) {
+  const auto* first = reinterpret_cast<Semaphore*>(begin);
+  const auto* last = reinterpret_cast<Semaphore*>(begin + bytes);
+  const auto is_inside = [&](const SemaphoreState* semaphore) {
+    return semaphore != nullptr && semaphore->semaphore >= first && semaphore->semaphore < last;
+  };
+  for (const auto& dma : in_flight_) {
+    const bool arrives = is_inside(dma->arrival);
+    if (!arrives && !is_inside(dma->departure)) continue;
+    // A copy of another core to a semaphore whose counts last belongs to the next scope.
+    if (is_semaphore == 2 && static_cast<int32_t>(dma->agent.core) != number_of(core)) continue;
+    Finding finding;
+    finding.kind = "CopyInFlight";
+    finding.first = party_of_core(static_cast<int32_t>(dma->agent.core), dma->site, "signal");
+    finding.first->is_dma = true;
+    finding.first->dma_site = dma->site;
+    finding.second = party_of_core(number_of(core), site, "release");
+    set_semaphore(finding, arrives ? *dma->arrival : *dma->departure);
+    finding.numbers = {{"moved", arrives ? dma->arrival_amount : dma->departure_amount}};
+    add(std::move(finding));
+  }
+  for (const auto& semaphore : semaphores_.all()) {
+    if (!is_inside(semaphore.get())) continue;
+    // Others may have signalled already for the next time.
+    if (is_semaphore == 2) continue;
+    report_left(semaphores_.at(semaphore->semaphore));
+  }
+}
+
+void State::look_at_end() {
+  for (const auto& semaphore : semaphores_.all()) {
+    // Those in memory that outlives the launch are handed on to another kernel.
+    if (semaphore->place.owner == MemoryOwner::kBuffer ||
+        semaphore->place.owner == MemoryOwner::kUnknown) {
+      continue;
+    }
+    report_left(semaphores_.at(semaphore->semaphore));
+  }
+  look_at_outputs();
+}
+
+void State::look_at_outputs() {
+  if (!options_.uninitialised) return;
+  for (const auto& [buffer, element_bytes] : options_.outputs) {
+    if (buffer < 0 || buffer >= static_cast<int32_t>(launch_.buffers.size())) continue;
+    const auto begin = reinterpret_cast<uintptr_t>(launch_.buffers[buffer]);
+    Region* region = shadow_.find(begin);
+    if (region == nullptr) continue;
+    const int64_t size = std::max<int64_t>(element_bytes, 1);
+    const uintptr_t end = begin + static_cast<uintptr_t>(launch_.buffer_bytes[buffer]);
+    shadow_.for_each_undefined(*region, begin, end,
+                               [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t read) {
+                                 Finding finding;
+                                 const uint32_t writer = write & ~kUndefined;
+                                 uint32_t adder = 0;
+                                 accesses_.for_each(read, [&](uint32_t number) {
+                                   if (is_atomic(accesses_[number].kind)) adder = number;
+                                 });
+                                 if (writer == 0 && adder == 0) {
+                                   finding.kind = "NeverWritten";
+                                   finding.memory = range_of(first, last, size);
+                                   finding.memory->place.index = buffer;
+                                   finding.count = finding.memory->bytes / size;
+                                   add(std::move(finding));
+                                   return;
+                                 }
+                                 finding.kind = "UninitialisedRead";
+                                 finding.use = "output";
+                                 const uint32_t last_writer = writer != 0 ? writer : adder;
+                                 finding.second = party_of(last_writer);
+                                 const auto origin = origins_.find(origin_key(last_writer));
+                                 if (origin != origins_.end()) {
+                                   set_undefined_read(finding, origin->second, -1, -1);
+                                 } else {
+                                   // It was added to, or updated, before anybody wrote it.
+                                   finding.first = party_of(last_writer);
+                                   finding.memory = range_of(first, last, size);
+                                   finding.count = finding.memory->bytes / size;
+                                 }
+                                 add(std::move(finding));
+                               });
+  }
+}
+
+void State::report_deadlock() {
+  for (int32_t i = 0; i < launch_.core_count; ++i) {
+    const Wait& wait = cores_[i].wait;
+    if (wait.semaphore == nullptr || !wait.is_dma) continue;
+    const int64_t count = wait.semaphore->count;
+    if (count <= 0 || count >= wait.value) continue;
+    Finding finding;
+    finding.kind = "WaitTooLarge";
+    finding.first = party_of_core(i, wait.site, "wait");
+    const Signal& signal = wait.semaphore->signals.front();
+    if (signal.core >= 0) {
+      finding.second = party_of_core(signal.core, signal.site, "signal");
+      finding.second->is_dma = signal.is_dma;
+      if (signal.is_dma) finding.second->dma_site = signal.site;
+    }
+    set_semaphore(finding, *wait.semaphore);
+    finding.numbers = {{"wanted", wait.value}, {"moved", count}};
+    add(std::move(finding));
+  }
+  Finding finding;
+  finding.kind = "Deadlock";
+  for (int32_t i = 0; i < launch_.core_count; ++i) {
+    const Core& core = launch_.cores[i];
+    const CoreState state = core.state.load(std::memory_order_relaxed);
+    if (state != CoreState::kSemaphore && state != CoreState::kBarrier) continue;
+    const bool is_barrier = state == CoreState::kBarrier;
+    finding.first = party_of_core(i, core.site.load(std::memory_order_relaxed),
+                                  is_barrier ? "barrier" : "wait");
+    if (!is_barrier && cores_[i].wait.semaphore != nullptr) {
+      set_semaphore(finding, *cores_[i].wait.semaphore);
+      finding.numbers = {{"wanted", cores_[i].wait.value},
+                         {"value", cores_[i].wait.semaphore->count}};
+    }
+    break;
+  }
+  add(std::move(finding));
+}
+
+void State::fail_livelocked(int32_t number) {
+  Finding finding;
+  finding.kind = "Livelock";
+  const auto party = [&](int32_t core) {
+    return party_of_core(core, launch_.cores[core].site.load(std::memory_order_relaxed), "poll");
+  };
+  finding.first = party(number);
+  ready_.for_each([&](int32_t core) {
+    if (core != number && !finding.second.has_value()) finding.second = party(core);
+  });
+  finding.numbers = {{"polls", cores_[number].polls}, {"pollers", ready_.count()}};
+  add(std::move(finding));
+  if (launch_.claim_failure()) {
+    launch_.failure = Failure();
+    launch_.request_stop();
+  }
+}
+
+// A bad index ends the launch by itself, in compiled code.
+void State::add_failure() {
+  if (!launch_.failure_claimed.load(std::memory_order_acquire)) return;
+  const Failure& failure = launch_.failure;
+  if (failure.kind != FailureKind::kOutOfBounds) return;
+  Finding finding;
+  finding.kind = "OutOfBounds";
+  finding.first =
+      party_of_core(launch_.executable.programs[failure.program].first_core + failure.index,
+                    failure.site, "index");
+  finding.numbers = {{"dimension", failure.dimension},
+                     {"start", failure.start},
+                     {"size", failure.size},
+                     {"extent", failure.extent}};
+  add(std::move(finding));
+}
+
+}  // namespace cokernel::checked

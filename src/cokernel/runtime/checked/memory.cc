@@ -1,0 +1,269 @@
+// Accesses to memory in checked mode, and which of it is undefined.
+#include <algorithm>
+#include <cstring>
+
+#include "checked/blocks.h"
+#include "checked/state.h"
+#include "launch.h"
+
+namespace cokernel::checked {
+
+namespace {
+
+uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+const char* name_of_use(int32_t use) {
+  constexpr const char* kNames[] = {"branch", "index", "output", "amount", "callback"};
+  return use >= 0 && use < 5 ? kNames[use] : "value";
+}
+
+}  // namespace
+
+// Tells the writes apart whose values came from undefined ones. Numbers of records change.
+uint64_t State::origin_key(uint32_t number) const {
+  const AccessRecord& access = accesses_[number];
+  return mix(mix(access.agent, access.epoch), static_cast<uint64_t>(access.site));
+}
+
+State::SiteCache& State::cache_of(int32_t site) {
+  const auto index = static_cast<std::size_t>(site + 1);
+  if (index >= sites_.size()) sites_.resize(std::max(index + 1, 2 * sites_.size()));
+  return sites_[index];
+}
+
+// One core runs at a time, and seldom changes: a site keeps only the records of the last agent.
+uint32_t State::record_number(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind) {
+  if (cache.agent != agent.id || cache.epoch != agent.write_epoch ||
+      cache.collections != shadow_.collections()) {
+    cache.agent = agent.id;
+    cache.epoch = agent.write_epoch;
+    cache.collections = shadow_.collections();
+    std::fill(std::begin(cache.numbers), std::end(cache.numbers), 0);
+  }
+  uint32_t& number = cache.numbers[static_cast<int>(kind)];
+  if (number == 0) {
+    AccessRecord access;
+    access.agent = agent.id;
+    access.epoch = kind == AccessKind::kRead ? agent.read_epoch : agent.write_epoch;
+    access.core = agent.core;
+    access.site = site;
+    access.dma_site = agent.dma_site;
+    access.kind = kind;
+    access.is_dma = agent.is_dma;
+    number = accesses_.add(access);
+  }
+  return number;
+}
+
+void State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, int64_t bytes,
+                   int64_t element_bytes) {
+  ++record.counts.accesses;
+  if (bytes <= 0) return;
+  const uintptr_t end = begin + static_cast<uintptr_t>(bytes);
+  SiteCache& cache = cache_of(site);
+  if (cache.region == nullptr || begin < cache.region->begin || begin >= cache.region->end) {
+    cache.region = shadow_.find(begin);
+    if (cache.region == nullptr) return;
+  }
+  if (kind != AccessKind::kRead) {
+    const uintptr_t offset = begin - address_of(core->memory);
+    const Executable::Program& program = launch_.executable.programs[core->program];
+    if (offset >= static_cast<uintptr_t>(program.private_stride)) changed();
+    if (kind == AccessKind::kFetchAndAdd) synchronise_element(core, begin, bytes);
+  }
+  const Agent& agent = agent_of(core);
+  const uint32_t number = record_number(cache, agent, site, kind);
+  last_probe_ = number;
+  shadow_.access(*cache.region, {kind, number, &agent, element_bytes}, begin, end);
+}
+
+// Programs draw tickets by fetch_and_add, so that it orders what comes before one and after
+// another.
+void State::synchronise_element(Core* core, uintptr_t begin, int64_t) {
+  Agent& agent = info(core).agent;
+  auto& [clock, behaviour] = element_clocks_[begin];
+  agent.seen.join(clock);
+  const Release release = agent.release();
+  clock.join(release.clock);
+  clock.include(release.agent, release.epoch);
+  const uint64_t before = behaviour;
+  behaviour = mix(behaviour ^ agent.id);
+  const Place place = place_of(launch_, reinterpret_cast<const void*>(begin));
+  const uint64_t where =
+      mix(static_cast<uint64_t>(place.owner) << 40 ^ static_cast<uint64_t>(place.index),
+          static_cast<uint64_t>(place.offset));
+  element_behaviour_ += mix(where, behaviour) - (before == 0 ? 0 : mix(where, before));
+}
+
+void State::copy_undefined(Core* core, void* target, const void* source, int64_t element_bytes,
+                           int64_t rank, const int64_t* extents, const int64_t* target_strides,
+                           const int64_t* source_strides) {
+  if (!options_.uninitialised) return;
+  Region* from = shadow_.find(address_of(source));
+  Region* to = shadow_.find(address_of(target));
+  if (from == nullptr || to == nullptr) return;
+  const uint32_t probe = last_probe_;
+  for_each_piece(
+      element_bytes, rank, extents, source_strides, target_strides,
+      [&](int64_t source_offset, int64_t target_offset, int64_t, int64_t bytes) {
+        const uintptr_t begin = address_of(source) + static_cast<uintptr_t>(source_offset);
+        const uintptr_t distance =
+            address_of(target) + static_cast<uintptr_t>(target_offset) - begin;
+        shadow_.for_each_undefined(*from, begin, begin + static_cast<uintptr_t>(bytes),
+                                   [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
+                                     shadow_.make_undefined(*to, first + distance, last + distance);
+                                     if (probe == 0) return;
+                                     const Agent& agent = agent_of(core);
+                                     UndefinedRead read;
+                                     read.core = number_of(core);
+                                     read.site = accesses_[probe].site;
+                                     read.is_dma = agent.is_dma;
+                                     read.dma_site = agent.dma_site;
+                                     read.begin = first;
+                                     read.end = last;
+                                     read.element_bytes = element_bytes;
+                                     // A value that came from elsewhere has been read there first.
+                                     const uint32_t writer = write & ~kUndefined;
+                                     if (writer != 0) {
+                                       const auto origin = origins_.find(origin_key(writer));
+                                       if (origin != origins_.end()) read = origin->second;
+                                     }
+                                     origins_.emplace(origin_key(probe), read);
+                                   });
+      });
+}
+
+void State::allocate(Core* core, int32_t site, void* address, int64_t bytes, int64_t element_bytes,
+                     int32_t is_semaphore) {
+  if (bytes <= 0) return;
+  auto* begin = static_cast<char*>(address);
+  if (is_semaphore != 0) {
+    // Of semaphores that compiled code has cleared the count is zero, which is seen when they are
+    // used next.
+    return;
+  }
+  const auto offset = begin - core->memory;
+  if (offset < 0 || offset >= launch_.executable.programs[core->program].private_stride) return;
+  Region* region = shadow_.find(address_of(begin));
+  if (region == nullptr) return;
+  const Agent& agent = agent_of(core);
+  const uint32_t number = record_number(cache_of(site), agent, site, AccessKind::kAllocate);
+  const auto fresh = [&](uintptr_t from, uintptr_t to) {
+    fill(reinterpret_cast<char*>(from), static_cast<int64_t>(to - from));
+  };
+  const uintptr_t end = address_of(begin) + static_cast<uintptr_t>(bytes);
+  shadow_.allocate(*region, {AccessKind::kAllocate, number, &agent, element_bytes},
+                   address_of(begin), end, options_.uninitialised, fresh);
+}
+
+void State::release(Core* core, int32_t site, void* address, int64_t bytes, int32_t is_semaphore) {
+  if (bytes <= 0) return;
+  auto* begin = static_cast<char*>(address);
+  const auto offset = begin - core->memory;
+  if (offset < 0 || offset >= launch_.executable.programs[core->program].private_stride) return;
+  if (is_semaphore != 0) {
+    release_semaphores(core, site, begin, bytes, is_semaphore);
+    return;
+  }
+  Region* region = shadow_.find(address_of(begin));
+  if (region == nullptr) return;
+  const Agent& agent = agent_of(core);
+  const uint32_t number = record_number(cache_of(site), agent, site, AccessKind::kRelease);
+  shadow_.access(*region, {AccessKind::kRelease, number, &agent, 1}, address_of(begin),
+                 address_of(begin) + static_cast<uintptr_t>(bytes));
+}
+
+bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
+                      const int64_t* extents, const int64_t* strides, uint8_t* mask) {
+  if (!options_.uninitialised) return false;
+  Region* region = shadow_.find(address_of(address));
+  if (region == nullptr) return false;
+  UndefinedRead read;
+  for_each_piece(element_bytes, rank, extents, strides, strides,
+                 [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
+                   const uintptr_t begin = address_of(address) + static_cast<uintptr_t>(offset);
+                   shadow_.for_each_undefined(
+                       *region, begin, begin + static_cast<uintptr_t>(bytes),
+                       [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
+                         if (read.core < 0) note_undefined_read(read, core, write);
+                         if (read.begin == 0) read.begin = first;
+                         read.end = last;
+                       });
+                 });
+  if (read.core < 0) return false;
+  read.element_bytes = element_bytes;
+  info(core).undefined_read = read;
+  int64_t count = 1;
+  for (int64_t i = 0; i < rank; ++i) count *= extents[i];
+  std::memset(mask, 0, static_cast<std::size_t>(count));
+  for_each_piece(element_bytes, rank, extents, strides, strides,
+                 [&](int64_t offset, int64_t, int64_t number, int64_t bytes) {
+                   const uintptr_t begin = address_of(address) + static_cast<uintptr_t>(offset);
+                   shadow_.for_each_undefined(
+                       *region, begin, begin + static_cast<uintptr_t>(bytes),
+                       [&](uintptr_t first, uintptr_t last, uint32_t, uint32_t) {
+                         const auto from = static_cast<int64_t>(first - begin) / element_bytes;
+                         const auto to = static_cast<int64_t>(last - 1 - begin) / element_bytes;
+                         std::memset(mask + number + from, 1,
+                                     static_cast<std::size_t>(to - from + 1));
+                       });
+                 });
+  return true;
+}
+
+void State::note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write) {
+  read.core = number_of(core);
+  if (last_probe_ != 0) {
+    const AccessRecord& probe = accesses_[last_probe_];
+    read.site = probe.site;
+    read.is_dma = probe.is_dma;
+    read.dma_site = probe.dma_site;
+  }
+  const uint32_t writer = write & ~kUndefined;
+  if (writer == 0) return;
+  const auto origin = origins_.find(origin_key(writer));
+  if (origin != origins_.end()) read = origin->second;
+}
+
+void State::mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
+                           const int64_t* extents, const int64_t* strides, const uint8_t* mask) {
+  if (!options_.uninitialised) return;
+  Region* region = shadow_.find(address_of(address));
+  if (region == nullptr) return;
+  bool any = false;
+  for_each_piece(element_bytes, rank, extents, strides, strides,
+                 [&](int64_t offset, int64_t, int64_t first, int64_t bytes) {
+                   const uintptr_t begin = address_of(address) + static_cast<uintptr_t>(offset);
+                   const int64_t count = bytes / element_bytes;
+                   const uint8_t* here = mask + first;
+                   for (int64_t i = 0; i < count;) {
+                     if (here[i] == 0) {
+                       ++i;
+                       continue;
+                     }
+                     int64_t next = i + 1;
+                     while (next < count && here[next] != 0) ++next;
+                     shadow_.make_undefined(*region,
+                                            begin + static_cast<uintptr_t>(i * element_bytes),
+                                            begin + static_cast<uintptr_t>(next * element_bytes));
+                     any = true;
+                     i = next;
+                   }
+                 });
+  if (!any || last_probe_ == 0) return;
+  const UndefinedRead& read = info(core).undefined_read;
+  if (read.core >= 0) origins_.emplace(origin_key(last_probe_), read);
+}
+
+void State::report_undefined(Core* core, int32_t site, int32_t use) {
+  const UndefinedRead& read = info(core).undefined_read;
+  const int32_t number = number_of(core);
+  Finding finding;
+  finding.kind = "UninitialisedRead";
+  finding.use = name_of_use(use);
+  finding.second = party_of_core(number, site, "use");
+  set_undefined_read(finding, read, number, site);
+  add(std::move(finding));
+}
+
+}  // namespace cokernel::checked

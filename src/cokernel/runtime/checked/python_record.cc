@@ -1,0 +1,196 @@
+#include "checked/python_record.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+
+#include "python_fields.h"
+
+namespace nb = nanobind;
+
+namespace cokernel::checked {
+
+namespace {
+
+Schedule schedule_from(nb::handle object) {
+  Fields fields(object, "the schedule");
+  Schedule schedule;
+  try {
+    schedule.strategy = strategy_from(fields.get<std::string>("strategy", "random"));
+  } catch (const std::invalid_argument& error) {
+    throw nb::value_error(error.what());
+  }
+  schedule.seed = fields.get<uint64_t>("seed", 0);
+  schedule.depth = fields.get<int32_t>("depth", 3);
+  schedule.launch = fields.get<int64_t>("launch", -1);
+  schedule.choices = fields.get<std::vector<int32_t>>("choices", {});
+  schedule.record = fields.get<bool>("record", false);
+  fields.finish();
+  return schedule;
+}
+
+nb::dict describe_schedule(const Schedule& schedule) {
+  nb::dict result;
+  result["strategy"] = name_of(schedule.strategy);
+  result["seed"] = schedule.seed;
+  result["depth"] = schedule.depth;
+  result["launch"] = schedule.launch;
+  result["choices"] = nb::cast(schedule.choices);
+  return result;
+}
+
+nb::dict describe_place(const Place& place) {
+  nb::dict result;
+  result["owner"] = name_of(place.owner);
+  result["index"] = place.index;
+  result["program"] = place.program;
+  result["offset"] = place.offset;
+  return result;
+}
+
+nb::dict describe_party(const Executable& executable, const Party& party) {
+  const ProgramSpec& program = executable.spec.programs[party.program];
+  nb::dict result;
+  result["program"] = party.program;
+  result["program_name"] = program.name;
+  nb::list coordinates;
+  for (std::size_t axis = 0; axis < program.shape.size(); ++axis) {
+    coordinates.append(party.coordinates[axis]);
+  }
+  result["coordinates"] = nb::tuple(coordinates);
+  result["index"] = party.index;
+  result["site"] = party.site;
+  result["access"] = party.access;
+  result["is_dma"] = party.is_dma;
+  result["dma_site"] = party.dma_site;
+  return result;
+}
+
+nb::dict describe_finding(const Executable& executable, const Finding& finding) {
+  nb::dict result;
+  result["kind"] = finding.kind;
+  result["first"] = nb::none();
+  if (finding.first.has_value()) result["first"] = describe_party(executable, *finding.first);
+  result["second"] = nb::none();
+  if (finding.second.has_value()) result["second"] = describe_party(executable, *finding.second);
+  result["memory"] = nb::none();
+  if (finding.memory.has_value()) {
+    nb::dict memory = describe_place(finding.memory->place);
+    memory["bytes"] = finding.memory->bytes;
+    memory["element_bytes"] = finding.memory->element_bytes;
+    result["memory"] = memory;
+  }
+  result["semaphore"] = nb::none();
+  if (finding.semaphore.has_value()) {
+    nb::dict semaphore = describe_place(*finding.semaphore);
+    semaphore["count"] = finding.semaphore_count;
+    result["semaphore"] = semaphore;
+  }
+  result["count"] = finding.count;
+  result["occurrences"] = finding.occurrences;
+  if (finding.use != nullptr) result["use"] = finding.use;
+  for (const auto& [name, value] : finding.numbers) result[name] = value;
+  result["schedule"] = describe_schedule(finding.schedule);
+  return result;
+}
+
+void set_fill(CheckedOptions& options, const nb::object& fill) {
+  if (fill.is_none()) return;
+  int64_t byte = 0;
+  if (nb::try_cast<int64_t>(fill, byte)) {
+    if (byte < 0 || byte > 255) throw nb::value_error("fill as a byte must be from 0 to 255");
+    options.fill_byte = static_cast<uint8_t>(byte);
+    return;
+  }
+  const auto name = nb::cast<std::string>(nb::str(fill));
+  if (name == "nan") {
+    options.fill_byte = 0xff;
+  } else if (name == "zeros") {
+    options.fill_byte = 0;
+  } else if (name == "random") {
+    options.fill = Fill::kRandom;
+  } else if (name == "keep") {
+    options.fill = Fill::kKeep;
+  } else {
+    throw nb::value_error("fill must be 'nan', 'zeros', 'random', 'keep' or a byte");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const CheckedOptions> options_from(nb::handle object) {
+  if (object.is_none()) return nullptr;
+  Fields fields(object, "checked");
+  auto options = std::make_shared<CheckedOptions>();
+  options->races = fields.get<bool>("races", true);
+  options->uninitialised = fields.get<bool>("uninitialised", true);
+  options->leftovers = fields.get<bool>("leftovers", true);
+  options->unwaited_copies = fields.get<bool>("unwaited_copies", true);
+  options->stop_at_first = fields.get<bool>("stop_at_first", false);
+  options->max_findings = fields.get<int64_t>("max_findings", 100);
+  options->schedules = fields.get<int32_t>("schedules", 1);
+  if (options->schedules < 1) throw nb::value_error("schedules must be at least 1");
+  set_fill(*options, fields.optional("fill"));
+  const nb::object schedule = fields.optional("schedule");
+  if (!schedule.is_none()) options->schedule = schedule_from(schedule);
+  const nb::object outputs = fields.optional("outputs");
+  if (!outputs.is_none()) {
+    for (nb::handle output : outputs) {
+      nb::sequence pair = nb::cast<nb::sequence>(output);
+      options->outputs.emplace_back(nb::cast<int32_t>(pair[0]), nb::cast<int64_t>(pair[1]));
+    }
+  }
+  fields.finish();
+  return options;
+}
+
+nb::object set_python_schedule(nb::object object) {
+  std::optional<Schedule> schedule;
+  if (!object.is_none()) schedule = schedule_from(object);
+  const std::optional<Schedule> before = set_schedule(std::move(schedule));
+  if (!before.has_value()) return nb::none();
+  nb::dict result = describe_schedule(*before);
+  result["record"] = before->record;
+  return result;
+}
+
+nb::dict describe_record(const Executable& executable, const CheckedRecord& record,
+                         nb::object failure) {
+  nb::dict result;
+  result["executable"] = executable.spec.name;
+  nb::list findings;
+  for (const Finding& finding : record.findings.all()) {
+    findings.append(describe_finding(executable, finding));
+  }
+  result["findings"] = findings;
+  result["dropped"] = record.findings.dropped();
+  nb::dict schedule = describe_schedule(record.schedule);
+  schedule["decisions"] = record.decisions;
+  if (record.schedule.record) {
+    schedule["choices"] = nb::cast(record.choices);
+    nb::list decisions;
+    for (const std::vector<Candidate>& candidates : record.candidates) {
+      nb::list decision;
+      for (const Candidate& candidate : candidates) {
+        decision.append(nb::make_tuple(candidate.agent, candidate.operation, candidate.object));
+      }
+      decisions.append(decision);
+    }
+    schedule["candidates"] = decisions;
+  }
+  result["schedule"] = schedule;
+  result["behaviour"] = record.behaviour;
+  nb::dict counts;
+  counts["accesses"] = record.counts.accesses;
+  counts["signals"] = record.counts.signals;
+  counts["waits"] = record.counts.waits;
+  counts["dmas"] = record.counts.dmas;
+  counts["cores"] = record.counts.cores;
+  result["counts"] = counts;
+  result["failure"] = failure;
+  return result;
+}
+
+}  // namespace cokernel::checked

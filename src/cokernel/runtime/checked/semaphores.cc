@@ -1,0 +1,85 @@
+#include "checked/semaphores.h"
+
+#include <algorithm>
+
+namespace cokernel::checked {
+
+void SemaphoreState::add(Signal signal) {
+  signal.amount = signal.left;
+  signal.serial = next_serial++;
+  count += signal.left;
+  if (signal.left > 0) {
+    signals.push_back(std::move(signal));
+  } else {
+    // A negative signal takes back what was signalled, and orders nothing.
+    int64_t rest = -signal.left;
+    while (rest > 0 && !signals.empty()) {
+      const int64_t part = std::min(rest, signals.back().left);
+      signals.back().left -= part;
+      rest -= part;
+      if (signals.back().left == 0) signals.pop_back();
+    }
+  }
+  write_count();
+}
+
+void SemaphoreState::take(int64_t value, Agent& agent, int32_t core, int32_t site) {
+  count -= value;
+  while (value > 0 && !signals.empty()) {
+    Signal& oldest = signals.front();
+    const int64_t part = std::min(value, oldest.left);
+    value -= part;
+    oldest.left -= part;
+    oldest.taker = core;
+    oldest.taker_site = site;
+    if (!oldest.is_dma || oldest.left == 0) agent.acquire(oldest.release);
+    if (oldest.left == 0) signals.pop_front();
+  }
+  write_count();
+}
+
+void SemaphoreState::look(int64_t value, Agent& agent) {
+  for (const Signal& signal : signals) {
+    if (value <= 0) break;
+    if (!signal.is_dma || value >= signal.left) agent.acquire(signal.release);
+    value -= signal.left;
+  }
+}
+
+void SemaphoreState::read(Agent& agent, int32_t core) {
+  auto known = std::find_if(read_by.begin(), read_by.end(),
+                            [core](const auto& entry) { return entry.first == core; });
+  if (known == read_by.end()) known = read_by.emplace(read_by.end(), core, 0);
+  // The newest ones are those it has not seen.
+  for (auto signal = signals.rbegin(); signal != signals.rend(); ++signal) {
+    if (signal->serial < known->second) break;
+    if (!signal->is_dma || signal->left == signal->amount) agent.acquire(signal->release);
+  }
+  known->second = next_serial;
+}
+
+SemaphoreState& SemaphoreTable::at(Semaphore* semaphore) {
+  SemaphoreState*& known = known_[semaphore];
+  if (known == nullptr) {
+    all_.push_back(std::make_unique<SemaphoreState>());
+    known = all_.back().get();
+    known->semaphore = semaphore;
+    known->number = static_cast<int32_t>(all_.size()) - 1;
+    known->place = place_of(launch_, semaphore);
+  }
+  const int64_t count = semaphore->count.load(std::memory_order_relaxed);
+  if (count != known->count) {
+    // Compiled code has cleared it, or it comes from an earlier launch.
+    known->signals.clear();
+    known->count = count;
+    if (count > 0) {
+      Signal signal;
+      signal.left = signal.amount = count;
+      signal.serial = known->next_serial++;
+      known->signals.push_back(std::move(signal));
+    }
+  }
+  return *known;
+}
+
+}  // namespace cokernel::checked

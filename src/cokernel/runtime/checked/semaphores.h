@@ -1,0 +1,69 @@
+// What checked mode knows of each semaphore: who signalled what is counted, and who waits.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "abi.h"
+#include "checked/clock.h"
+#include "failure.h"
+
+namespace cokernel::checked {
+
+// A signal, or the completion of a DMA, of which something is still counted.
+struct Signal {
+  int64_t left = 0;
+  int64_t amount = 0;
+  uint64_t serial = 0;
+  Release release;
+  int32_t core = -1;  // -1: counted before the launch began.
+  int32_t site = -1;
+  bool is_dma = false;
+  bool is_reported = false;
+  int32_t taker = -1;  // The core that took a part of it last, and where.
+  int32_t taker_site = -1;
+};
+
+struct SemaphoreState {
+  Semaphore* semaphore = nullptr;
+  int64_t count = 0;           // The sum of what is left of the signals, or less than zero.
+  std::deque<Signal> signals;  // The oldest first.
+  uint64_t next_serial = 0;
+  std::vector<int32_t> waiters;  // Cores, the oldest first.
+  // Up to which signal a core has acquired all that was counted when it read.
+  std::vector<std::pair<int32_t, uint64_t>> read_by;
+  int32_t number = 0;  // In the order of first use.
+  Place place;
+  uint64_t behaviour = 0;  // A hash of the operations on it, in order.
+
+  void add(Signal signal);
+  // Takes `value` from the oldest signals. What is taken is acquired: a signal as soon as any of it
+  // is taken, a DMA once all of it is.
+  void take(int64_t value, Agent& agent, int32_t core, int32_t site);
+  // Acquires what a wait for `value` that takes nothing has waited for.
+  void look(int64_t value, Agent& agent);
+  // Acquires all that is counted.
+  void read(Agent& agent, int32_t core);
+  void write_count() { semaphore->count.store(count, std::memory_order_relaxed); }
+};
+
+class SemaphoreTable {
+ public:
+  explicit SemaphoreTable(const Launch& launch) : launch_(launch) {}
+
+  // Sees what compiled code has done to the count by itself.
+  SemaphoreState& at(Semaphore* semaphore);
+  // Those used so far, in the order of first use.
+  const std::vector<std::unique_ptr<SemaphoreState>>& all() const { return all_; }
+
+ private:
+  const Launch& launch_;
+  std::unordered_map<Semaphore*, SemaphoreState*> known_;
+  std::vector<std::unique_ptr<SemaphoreState>> all_;
+};
+
+}  // namespace cokernel::checked

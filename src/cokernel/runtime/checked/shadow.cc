@@ -1,0 +1,288 @@
+#include "checked/shadow.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace cokernel::checked {
+
+namespace {
+
+constexpr std::size_t kChunkBytes = std::size_t{256} << 10;
+
+std::size_t bytes_of_cells(uint32_t shift) {
+  return sizeof(Cells) + 2 * sizeof(uint32_t) * (kPageBytes >> shift);
+}
+
+}  // namespace
+
+Shadow::~Shadow() {
+  for (const Region& region : regions_) std::free(region.pages);
+  for (char* chunk : chunks_) std::free(chunk);
+}
+
+void Shadow::set_ranges(std::vector<std::pair<uintptr_t, uintptr_t>> ranges) {
+  std::sort(ranges.begin(), ranges.end());
+  for (const auto& [begin, end] : ranges) {
+    if (begin >= end) continue;
+    if (!regions_.empty() && begin < regions_.back().end) {
+      regions_.back().end = std::max(regions_.back().end, end);
+    } else {
+      regions_.push_back({begin, end, begin >> kPageBits, nullptr});
+    }
+  }
+  for (Region& region : regions_) {
+    const std::size_t count = ((region.end - 1) >> kPageBits) - region.first_page + 1;
+    // The system has zeroed memory at hand, so that what is not touched costs nothing.
+    region.pages = static_cast<Page*>(std::calloc(count, sizeof(Page)));
+    if (region.pages == nullptr) throw std::bad_alloc();
+    page_bytes_ += count * sizeof(Page);
+  }
+}
+
+Region* Shadow::find(uintptr_t address) {
+  const auto next =
+      std::upper_bound(regions_.begin(), regions_.end(), address,
+                       [](uintptr_t value, const Region& region) { return value < region.begin; });
+  if (next == regions_.begin() || address >= (next - 1)->end) return nullptr;
+  return &*(next - 1);
+}
+
+void Shadow::resolve(const Access& access, uint32_t write, uint32_t read) {
+  conflicting_.clear();
+  const auto note = [&](uint32_t number) {
+    if (find_races_ && !accesses_.is_before(number, *access.agent)) conflicting_.push_back(number);
+  };
+  const uint32_t writer = write & ~kUndefined;
+  if (writer != 0) note(writer);
+  last_.number = access.number;
+  last_.write = write;
+  last_.read = read;
+  switch (access.kind) {
+    case AccessKind::kRead:
+      if (accesses_.has_atomics(read)) {
+        accesses_.for_each(read, [&](uint32_t number) {
+          if (is_atomic(accesses_[number].kind)) note(number);
+        });
+      }
+      last_.new_write = write;
+      last_.new_read = accesses_.with(read, access.number, *access.agent);
+      break;
+    case AccessKind::kAtomic:
+    case AccessKind::kFetchAndAdd:
+      accesses_.for_each(read, [&](uint32_t number) {
+        if (!is_atomic(accesses_[number].kind)) note(number);
+      });
+      last_.new_write = write;
+      last_.new_read = accesses_.with(read, access.number, *access.agent);
+      break;
+    default: {
+      // What came before needs to be remembered no longer: who comes after this write comes after
+      // it, too. Accesses that it races with stay, so that others that race with them are found.
+      const std::size_t writers = conflicting_.size();
+      accesses_.for_each(read, note);
+      remaining_.assign(conflicting_.begin() + static_cast<std::ptrdiff_t>(writers),
+                        conflicting_.end());
+      uint32_t state = 0;
+      if (access.kind != AccessKind::kWrite) state = write & kUndefined;
+      last_.new_write = access.number | state;
+      last_.new_read = remaining_.empty() ? 0 : accesses_.word_of(remaining_);
+    }
+  }
+  last_.has_conflicts = !conflicting_.empty();
+}
+
+void Shadow::report(const Access& access, uintptr_t begin, uintptr_t end) {
+  for (const uint32_t number : conflicting_) {
+    conflicts_.conflict(number, access.number, begin, end, access.element_bytes);
+  }
+  // A later access of the same epoch may come after the other agent has been waited for.
+  last_.number = 0;
+}
+
+void Shadow::access(Region& region, const Access& access, uintptr_t begin, uintptr_t end) {
+  begin = std::max(begin, region.begin);
+  end = std::min(end, region.end);
+  if (begin >= end) return;
+  uintptr_t index = (begin >> kPageBits) - region.first_page;
+  uintptr_t page_begin = begin & ~(kPageBytes - 1);
+  while (begin < end) {
+    const uintptr_t page_end = page_begin + kPageBytes;
+    const uintptr_t stop = std::min(end, page_end);
+    Page& page = region.pages[index];
+    const bool is_whole =
+        (begin == page_begin || begin == region.begin) && (stop == page_end || stop == region.end);
+    if (page.cells == nullptr) {
+      if (is_whole) {
+        touch(access, page.write, page.read, begin, stop);
+      } else {
+        if (page.write != last_.write || page.read != last_.read || access.number != last_.number) {
+          resolve(access, page.write, page.read);
+        }
+        if (last_.has_conflicts) report(access, begin, stop);
+        if (last_.new_write != page.write || last_.new_read != page.read) {
+          const uint32_t new_write = last_.new_write;
+          const uint32_t new_read = last_.new_read;
+          divide(page, begin, stop);
+          Cells& cells = *page.cells;
+          const uint32_t first = static_cast<uint32_t>((begin - page_begin) >> cells.shift);
+          const uint32_t last = static_cast<uint32_t>((stop - page_begin) >> cells.shift);
+          std::fill(cells.writes() + first, cells.writes() + last, new_write);
+          std::fill(cells.reads() + first, cells.reads() + last, new_read);
+        }
+      }
+    } else {
+      touch_cells(access, page, page_begin, begin, stop, is_whole);
+    }
+    begin = stop;
+    page_begin = page_end;
+    ++index;
+  }
+  if (accesses_.size() > next_collection_) collect_if_large();
+}
+
+void Shadow::touch_cells(const Access& access, Page& page, uintptr_t page_begin, uintptr_t begin,
+                         uintptr_t end, bool is_whole) {
+  if (!is_whole) divide(page, begin, end);
+  Cells& cells = *page.cells;
+  uint32_t* const writes = cells.writes();
+  uint32_t* const reads = cells.reads();
+  const uint32_t shift = cells.shift;
+  // Of a page at the edge of a region the cells beyond the edge are never looked at.
+  uint32_t i = static_cast<uint32_t>((begin - page_begin) >> shift);
+  const uint32_t last =
+      static_cast<uint32_t>((end - page_begin + (uintptr_t{1} << shift) - 1) >> shift);
+  bool is_uniform = is_whole;
+  uint32_t first_write = 0;
+  uint32_t first_read = 0;
+  bool is_first = true;
+  while (i < last) {
+    const uint32_t write = writes[i];
+    const uint32_t read = reads[i];
+    uint32_t next = i + 1;
+    while (next < last && writes[next] == write && reads[next] == read) ++next;
+    const uintptr_t from = std::max(begin, page_begin + (uintptr_t{i} << shift));
+    const uintptr_t to = std::min(end, page_begin + (uintptr_t{next} << shift));
+    uint32_t new_write = write;
+    uint32_t new_read = read;
+    touch(access, new_write, new_read, from, to);
+    if (new_write != write) std::fill(writes + i, writes + next, new_write);
+    if (new_read != read) std::fill(reads + i, reads + next, new_read);
+    if (is_first) {
+      first_write = new_write;
+      first_read = new_read;
+      is_first = false;
+    } else if (new_write != first_write || new_read != first_read) {
+      is_uniform = false;
+    }
+    i = next;
+  }
+  if (is_uniform) {
+    free_cells(page.cells);
+    page.cells = nullptr;
+    page.write = first_write;
+    page.read = first_read;
+  }
+}
+
+void Shadow::divide(Page& page, uintptr_t begin, uintptr_t end) {
+  const uintptr_t offsets = (begin | end) & 7;
+  const uint32_t shift =
+      offsets == 0 ? 3 : static_cast<uint32_t>(__builtin_ctz(static_cast<unsigned>(offsets)));
+  if (page.cells != nullptr && page.cells->shift <= shift) return;
+  Cells* finer = allocate_cells(shift);
+  if (page.cells == nullptr) {
+    std::fill_n(finer->writes(), finer->count, page.write);
+    std::fill_n(finer->reads(), finer->count, page.read);
+  } else {
+    const uint32_t difference = page.cells->shift - shift;
+    for (uint32_t i = 0; i < finer->count; ++i) {
+      finer->writes()[i] = page.cells->writes()[i >> difference];
+      finer->reads()[i] = page.cells->reads()[i >> difference];
+    }
+    free_cells(page.cells);
+  }
+  page.cells = finer;
+}
+
+Cells* Shadow::allocate_cells(uint32_t shift) {
+  Cells* cells;
+  if (!free_[shift].empty()) {
+    cells = free_[shift].back();
+    free_[shift].pop_back();
+  } else {
+    const std::size_t bytes = bytes_of_cells(shift);
+    if (bytes > chunk_left_) {
+      auto* chunk = static_cast<char*>(std::malloc(kChunkBytes));
+      if (chunk == nullptr) throw std::bad_alloc();
+      chunks_.push_back(chunk);
+      chunk_left_ = kChunkBytes;
+      cell_bytes_ += kChunkBytes;
+    }
+    cells = reinterpret_cast<Cells*>(chunks_.back() + (kChunkBytes - chunk_left_));
+    chunk_left_ -= bytes;
+  }
+  cells->shift = shift;
+  cells->count = static_cast<uint32_t>(kPageBytes >> shift);
+  return cells;
+}
+
+void Shadow::free_cells(Cells* cells) { free_[cells->shift].push_back(cells); }
+
+void Shadow::make_undefined(Region& region, uintptr_t begin, uintptr_t end) {
+  for_each_cell(region, begin, end,
+                [](uint32_t& write, uint32_t&, uintptr_t, uintptr_t) { write |= kUndefined; });
+}
+
+bool Shadow::any_undefined(Region& region, uintptr_t begin, uintptr_t end) {
+  bool found = false;
+  for_each_undefined(region, begin, end,
+                     [&](uintptr_t, uintptr_t, uint32_t, uint32_t) { found = true; });
+  return found;
+}
+
+// Records of epochs that no cell refers to any more would fill the memory in a long launch.
+void Shadow::collect_if_large() {
+  accesses_.collect([&](auto mark) {
+    for (const Region& region : regions_) {
+      const std::size_t count = ((region.end - 1) >> kPageBits) - region.first_page + 1;
+      for (std::size_t p = 0; p < count; ++p) {
+        Page& page = region.pages[p];
+        if (page.cells == nullptr) {
+          mark(page.write & ~kUndefined);
+          mark(page.read);
+          continue;
+        }
+        for (uint32_t i = 0; i < page.cells->count; ++i) {
+          mark(page.cells->writes()[i] & ~kUndefined);
+          mark(page.cells->reads()[i]);
+        }
+      }
+    }
+  });
+  const auto rename = [&](uint32_t& write, uint32_t& read) {
+    write = accesses_.renamed(write & ~kUndefined) | (write & kUndefined);
+    read = accesses_.renamed(read);
+  };
+  for (Region& region : regions_) {
+    const std::size_t count = ((region.end - 1) >> kPageBits) - region.first_page + 1;
+    for (std::size_t p = 0; p < count; ++p) {
+      Page& page = region.pages[p];
+      if (page.cells == nullptr) {
+        rename(page.write, page.read);
+        continue;
+      }
+      for (uint32_t i = 0; i < page.cells->count; ++i) {
+        rename(page.cells->writes()[i], page.cells->reads()[i]);
+      }
+    }
+  }
+  accesses_.end_collection();
+  last_ = Transition();
+  ++collections_;
+  next_collection_ = std::max(std::size_t{1} << 20, 2 * accesses_.size());
+}
+
+}  // namespace cokernel::checked

@@ -1,0 +1,327 @@
+#include "checked/state.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "launch.h"
+
+namespace cokernel::checked {
+
+namespace {
+
+// A core that polls is suspected to do so forever from here on, and at every power of two. To look
+// at once would cost programs that poll for a short time.
+constexpr int64_t kSuspectedPolls = 64;
+
+}  // namespace
+
+State::State(Launch& launch, const CheckedOptions& options, const Schedule& schedule)
+    : record(options.max_findings),
+      launch_(launch),
+      options_(options),
+      schedule_(schedule),
+      cores_(static_cast<std::size_t>(launch.core_count)),
+      ready_(launch.core_count),
+      chooser_(schedule, launch.core_count),
+      semaphores_(launch),
+      shadow_(accesses_, *this, options.races) {
+  record.schedule = schedule;
+  record.counts.cores = launch.core_count;
+  for (int32_t i = 0; i < launch.core_count; ++i) {
+    cores_[i].agent.id = cores_[i].agent.core = static_cast<uint32_t>(i);
+    ready_.add(i);
+  }
+}
+
+State::~State() = default;
+
+int32_t State::number_of(const Core* core) const {
+  return static_cast<int32_t>(core - launch_.cores);
+}
+
+bool State::is_stopped() const { return launch_.is_over(); }
+
+void State::fill(char* begin, int64_t bytes) {
+  switch (options_.fill) {
+    case Fill::kKeep:
+      return;
+    case Fill::kByte:
+      std::memset(begin, options_.fill_byte, static_cast<std::size_t>(bytes));
+      return;
+    case Fill::kRandom: {
+      // Depends on the place and not on what was filled before, as that follows the schedule.
+      const Place place = place_of(launch_, begin);
+      Random random(mix(
+          mix(schedule_.seed, static_cast<uint64_t>(schedule_.launch)),
+          mix(static_cast<uint64_t>(place.owner) << 40 ^
+                  static_cast<uint64_t>(place.program) << 32 ^ static_cast<uint64_t>(place.index),
+              static_cast<uint64_t>(place.offset))));
+      while (bytes > 0) {
+        const uint64_t word = random.next();
+        const int64_t part = std::min<int64_t>(bytes, sizeof(word));
+        std::memcpy(begin, &word, static_cast<std::size_t>(part));
+        begin += part;
+        bytes -= part;
+      }
+    }
+  }
+}
+
+void State::prepare_memory() {
+  const Executable& executable = launch_.executable;
+  char* const block = reinterpret_cast<char*>(launch_.cores);
+  std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
+  const auto add_range = [&](const void* data, int64_t bytes) {
+    const auto begin = reinterpret_cast<uintptr_t>(data);
+    if (data != nullptr && bytes > 0)
+      ranges.emplace_back(begin, begin + static_cast<uintptr_t>(bytes));
+  };
+  const int64_t first = executable.programs[0].first_private;
+  add_range(block + first, executable.block_bytes - first);
+  for (std::size_t b = 0; b < launch_.buffers.size(); ++b) {
+    add_range(launch_.buffers[b], launch_.buffer_bytes[b]);
+  }
+  shadow_.set_ranges(ranges);
+
+  const auto begin_life = [&](char* data, int64_t bytes) {
+    if (bytes <= 0) return;
+    fill(data, bytes);
+    if (!options_.uninitialised) return;
+    const auto begin = reinterpret_cast<uintptr_t>(data);
+    shadow_.make_undefined(*shadow_.find(begin), begin, begin + static_cast<uintptr_t>(bytes));
+  };
+  for (const Executable::Program& program : executable.programs) {
+    const int64_t semaphores = program.spec.semaphore_bytes;
+    for (int32_t i = 0; i < program.core_count; ++i) {
+      begin_life(launch_.cores[program.first_core + i].memory + semaphores,
+                 program.spec.private_bytes - semaphores);
+    }
+  }
+  const ExecutableSpec& spec = executable.spec;
+  for (int32_t group = 0; group < spec.group_count; ++group) {
+    begin_life(
+        launch_.shared_memory + group * executable.shared_stride + spec.shared_semaphore_bytes,
+        spec.shared_bytes - spec.shared_semaphore_bytes);
+  }
+  begin_life(block + executable.device_offset + spec.device_semaphore_bytes,
+             spec.device_bytes - spec.device_semaphore_bytes);
+  for (const auto& [buffer, element_bytes] : options_.outputs) {
+    if (buffer < 0 || buffer >= static_cast<int32_t>(launch_.buffers.size())) continue;
+    auto* data = static_cast<char*>(launch_.buffers[buffer]);
+    const int64_t bytes = launch_.buffer_bytes[buffer];
+    bool is_operand = false;
+    for (std::size_t other = 0; other < launch_.buffers.size(); ++other) {
+      const auto* start = static_cast<const char*>(launch_.buffers[other]);
+      is_operand |= static_cast<int32_t>(other) != buffer &&
+                    data < start + launch_.buffer_bytes[other] && start < data + bytes;
+    }
+    if (!is_operand) begin_life(data, bytes);
+  }
+}
+
+void State::run() {
+  prepare_memory();
+  while (!is_stopped()) {
+    int32_t core = next_core_;
+    next_core_ = -1;
+    if (core < 0) {
+      core = decide(last_core_, last_polled_);
+      if (is_stopped()) break;
+    }
+    if (core < 0) {
+      if (launch_.unfinished.load(std::memory_order_relaxed) > 0) {
+        report_deadlock();
+        launch_.fail_deadlocked();
+      }
+      break;
+    }
+    run_core(core);
+  }
+  if (launch_.unfinished.load(std::memory_order_relaxed) == 0 && !is_stopped()) finish_dmas();
+  if (!is_stopped()) look_at_end();
+  add_failure();
+  uint64_t behaviour = mix(barrier_behaviour_, element_behaviour_);
+  for (const auto& semaphore : semaphores_.all()) {
+    const Place& place = semaphore->place;
+    const uint64_t where =
+        mix(static_cast<uint64_t>(place.owner) << 40 ^ static_cast<uint64_t>(place.program) << 32 ^
+                static_cast<uint64_t>(place.index),
+            static_cast<uint64_t>(place.offset));
+    behaviour += mix(where, semaphore->behaviour);
+  }
+  record.behaviour = behaviour;
+}
+
+void State::run_core(int32_t number) {
+  Core* core = &launch_.cores[number];
+  CoreInfo& known = cores_[number];
+  if (known.wait.semaphore != nullptr) complete_wait(core);
+  last_core_ = number;
+  last_polled_ = false;
+  const bool is_fresh = core->state.load(std::memory_order_relaxed) == CoreState::kUnstarted;
+  core->state.store(CoreState::kRunning, std::memory_order_relaxed);
+  core->worker = &launch_.workers[0];
+  if (!is_fresh) {
+    ++core->resumes;
+    void* handle = core->handle;
+    (*static_cast<void (**)(void*)>(handle))(handle);
+  } else if (core->is_coroutine) {
+    core->entry.ramp(core);
+  } else {
+    core->entry.function(core);
+  }
+  if (core->state.load(std::memory_order_relaxed) == CoreState::kFinished) {
+    ready_.remove(number);
+    // Nobody asks for its clock any more.
+    known.agent.seen = Clock();
+    changed();
+  }
+}
+
+int32_t State::decide(int32_t current, bool has_polled) {
+  while (!is_stopped()) {
+    const int32_t count = ready_.count() + static_cast<int32_t>(in_flight_.size());
+    if (count == 0) return -1;
+    Choice choice;
+    if (count == 1) {
+      choice = in_flight_.empty() ? Choice{false, ready_.from(0)} : Choice{true, 0};
+    } else {
+      Situation situation{ready_, in_flight_numbers_, current, has_polled, false};
+      if (schedule_.strategy == Strategy::kDelayDma && has_polled) {
+        situation.only_polling = only_polling();
+      }
+      choice = chooser_.choose(situation);
+      ++record.decisions;
+      if (schedule_.record) record_decision(choice);
+    }
+    if (!choice.is_dma) return choice.number;
+    take_effect(static_cast<std::size_t>(choice.number));
+  }
+  return -1;
+}
+
+void State::record_decision(const Choice& choice) {
+  std::vector<Candidate> candidates;
+  int32_t position = 0;
+  ready_.for_each([&](int32_t core) {
+    if (!choice.is_dma && core < choice.number) ++position;
+    const SemaphoreState* semaphore = cores_[core].wait.semaphore;
+    candidates.push_back(
+        {core, cores_[core].operation, semaphore != nullptr ? semaphore->number : -1});
+  });
+  if (choice.is_dma) position = static_cast<int32_t>(candidates.size()) + choice.number;
+  for (const auto& dma : in_flight_) {
+    candidates.push_back(
+        {-1 - dma->number, "copy", dma->arrival != nullptr ? dma->arrival->number : -1});
+  }
+  record.choices.push_back(position);
+  record.candidates.push_back(std::move(candidates));
+}
+
+bool State::go_on_or_queue(Core* core, const char* operation) {
+  const int32_t number = number_of(core);
+  if (is_stopped()) return false;
+  cores_[number].operation = operation;
+  const int32_t next = decide(number, false);
+  if (next == number) return true;
+  if (core->state.load(std::memory_order_relaxed) == CoreState::kRunning) {
+    core->state.store(CoreState::kReady, std::memory_order_relaxed);
+  }
+  next_core_ = next;
+  return false;
+}
+
+bool State::step(Core* core, int32_t site) {
+  core->site.store(site, std::memory_order_relaxed);
+  return go_on_or_queue(core, "step");
+}
+
+void State::yield(Core* core, int32_t site) {
+  core->site.store(site, std::memory_order_relaxed);
+  core->state.store(CoreState::kReady, std::memory_order_relaxed);
+  const int32_t number = number_of(core);
+  CoreInfo& known = cores_[number];
+  known.operation = "poll";
+  last_polled_ = true;
+  if (known.polls_at_change != changes_) {
+    known.polls_at_change = changes_;
+    known.polls = 0;
+    known.is_stuck = false;
+  }
+  const int64_t polls = ++known.polls;
+  if (polls < kSuspectedPolls || known.is_stuck) return;
+  if ((polls & (polls - 1)) == 0) {
+    known.digest = digest_of(core);
+  } else if (((polls - 1) & (polls - 2)) == 0 && digest_of(core) == known.digest) {
+    // All it remembers is as it was one poll before, so that it will poll again and again.
+    known.is_stuck = true;
+    if (in_flight_.empty() && only_polling()) fail_livelocked(number);
+  }
+}
+
+// Whether all cores that could go on have polled and will poll again until somebody else changes
+// something.
+bool State::only_polling() const {
+  bool result = true;
+  const int64_t enough = schedule_.strategy == Strategy::kDelayDma && !in_flight_.empty() ? 2 : 0;
+  ready_.for_each([&](int32_t core) {
+    const CoreInfo& known = cores_[core];
+    const bool unchanged = known.polls_at_change == changes_;
+    result = result && unchanged && (known.is_stuck || (enough > 0 && known.polls >= enough));
+  });
+  return result;
+}
+
+uint64_t State::digest_of(const Core* core) const {
+  uint64_t digest = static_cast<uint64_t>(core->site.load(std::memory_order_relaxed));
+  const auto include = [&](const char* data, int64_t bytes) {
+    int64_t at = 0;
+    for (; at + 8 <= bytes; at += 8) {
+      uint64_t word;
+      std::memcpy(&word, data + at, sizeof(word));
+      digest = (digest ^ word) * 0x9e3779b97f4a7c15;
+      digest ^= digest >> 32;
+    }
+    for (; at < bytes; ++at) digest = (digest ^ static_cast<uint8_t>(data[at])) * 0x100000001b3;
+  };
+  if (core->frame != nullptr) include(static_cast<const char*>(core->frame), core->frame_bytes);
+  include(core->memory, launch_.executable.programs[core->program].spec.private_bytes);
+  return digest;
+}
+
+void State::take_effect(std::size_t position) {
+  std::unique_ptr<Dma> dma = std::move(in_flight_[position]);
+  in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(position));
+  in_flight_numbers_.erase(in_flight_numbers_.begin() + static_cast<std::ptrdiff_t>(position));
+  Core* core = &launch_.cores[dma->agent.core];
+  const int32_t site = core->site.load(std::memory_order_relaxed);
+  dma_ = dma.get();
+  dma->run(core, dma->arguments);
+  dma_ = nullptr;
+  core->site.store(site, std::memory_order_relaxed);
+  changed();
+  const Agent& agent = dma->agent;
+  dma_last_epochs_[agent.id - cores_.size()] = agent.write_epoch;
+  if (is_stopped()) return;
+  const int64_t key = mix(agent.core, static_cast<uint64_t>(dma->of_core));
+  const auto signal_to = [&](SemaphoreState* semaphore, int64_t amount, uint32_t epoch) {
+    if (semaphore == nullptr) return;
+    Signal signal;
+    signal.left = amount;
+    signal.release = {agent.seen, agent.id, epoch};
+    signal.core = static_cast<int32_t>(agent.core);
+    signal.site = dma->site;
+    signal.is_dma = true;
+    add_signal(*semaphore, std::move(signal), key);
+  };
+  signal_to(dma->departure, dma->departure_amount, agent.read_epoch);
+  signal_to(dma->arrival, dma->arrival_amount, agent.write_epoch);
+  spare_dmas_.push_back(std::move(dma));
+}
+
+// What is still in flight when all cores have finished takes effect, as it does in a native launch.
+void State::finish_dmas() {
+  while (!in_flight_.empty() && !is_stopped()) take_effect(0);
+}
+
+}  // namespace cokernel::checked

@@ -1,0 +1,203 @@
+// A checked launch: the cores and the copies in flight, who goes on, and what has been found.
+//
+// Everything runs on the thread that launches, so nothing here is locked. state.cc decides who goes
+// on, synchronisation.cc is semaphores, barriers and DMAs, memory.cc accesses to memory, and
+// ends.cc what is looked at when a scope or the launch ends.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "abi.h"
+#include "checked/accesses.h"
+#include "checked/chooser.h"
+#include "checked/clock.h"
+#include "checked/findings.h"
+#include "checked/options.h"
+#include "checked/semaphores.h"
+#include "checked/shadow.h"
+
+namespace cokernel::checked {
+
+// A copy that has been started and has not taken effect.
+struct Dma {
+  int64_t number = 0;   // In the order of start,
+  int64_t of_core = 0;  // and among those of its core.
+  Agent agent;
+  int32_t site = -1;
+  void (*run)(Core*, void*) = nullptr;
+  std::vector<char> block;
+  void* arguments = nullptr;
+  SemaphoreState* arrival = nullptr;
+  int64_t arrival_amount = 0;
+  SemaphoreState* departure = nullptr;
+  int64_t departure_amount = 0;
+};
+
+class State final : public Conflicts {
+ public:
+  State(Launch& launch, const CheckedOptions& options, const Schedule& schedule);
+  ~State() override;
+
+  // Runs the cores to the end and looks at what they leave.
+  void run();
+
+  CheckedRecord record;
+
+  // --- What compiled code calls; see checked_abi.h. ---
+
+  bool step(Core* core, int32_t site);
+  void yield(Core* core, int32_t site);
+  bool wait(Core* core, Semaphore* semaphore, int64_t value, bool decrement, bool is_dma,
+            int32_t site);
+  bool barrier(Core* core, int32_t site);
+  void signal(Core* core, Semaphore* semaphore, int64_t increment, int32_t site);
+  int64_t read(Core* core, Semaphore* semaphore, int32_t site);
+  void start_dma(Core* core, int32_t site, void (*run)(Core*, void*), const void* arguments,
+                 int64_t argument_bytes, Semaphore* arrival, int64_t arrival_amount,
+                 Semaphore* departure, int64_t departure_amount);
+
+  void access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, int64_t bytes,
+              int64_t element_bytes);
+  void copy_undefined(Core* core, void* target, const void* source, int64_t element_bytes,
+                      int64_t rank, const int64_t* extents, const int64_t* target_strides,
+                      const int64_t* source_strides);
+  void allocate(Core* core, int32_t site, void* address, int64_t bytes, int64_t element_bytes,
+                int32_t is_semaphore);
+  void release(Core* core, int32_t site, void* address, int64_t bytes, int32_t is_semaphore);
+  bool undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
+                 const int64_t* extents, const int64_t* strides, uint8_t* mask);
+  void mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
+                      const int64_t* extents, const int64_t* strides, const uint8_t* mask);
+  void report_undefined(Core* core, int32_t site, int32_t use);
+
+  void conflict(uint32_t earlier, uint32_t later, uintptr_t begin, uintptr_t end,
+                int64_t element_bytes) override;
+
+ private:
+  // What a core waits for, or does next.
+  struct Wait {
+    SemaphoreState* semaphore = nullptr;
+    int64_t value = 0;
+    bool decrement = false;
+    bool is_dma = false;
+    int32_t site = -1;
+  };
+  // A value that somebody read although it is undefined.
+  struct UndefinedRead {
+    int32_t core = -1;
+    int32_t site = -1;
+    int32_t dma_site = -1;
+    bool is_dma = false;
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    int64_t element_bytes = 1;
+  };
+  struct CoreInfo {
+    Agent agent;
+    Wait wait;
+    const char* operation = "start";
+    // Polling: how often since anything changed, and what its memory was like when it did.
+    int64_t polls = 0;
+    int64_t polls_at_change = 0;
+    uint64_t digest = 0;
+    bool is_stuck = false;
+    int64_t dmas = 0;  // Started so far.
+    std::vector<uint32_t> dma_agents;
+    UndefinedRead undefined_read;
+  };
+  // The records of the accesses from one site.
+  struct SiteCache {
+    uint32_t agent = ~uint32_t{0};
+    uint32_t epoch = 0;
+    uint64_t collections = 0;
+    uint32_t numbers[7] = {};
+    Region* region = nullptr;
+  };
+
+  // state.cc
+  CoreInfo& info(const Core* core) { return cores_[number_of(core)]; }
+  int32_t number_of(const Core* core) const;
+  const Agent& agent_of(const Core* core) {
+    return dma_ != nullptr ? dma_->agent : info(core).agent;
+  }
+  void prepare_memory();
+  void fill(char* begin, int64_t bytes);
+  bool is_stopped() const;
+  // Lets DMAs take effect until it is the turn of a core, which it returns; -1 if there is none.
+  int32_t decide(int32_t current, bool has_polled);
+  void record_decision(const Choice& choice);
+  bool go_on_or_queue(Core* core, const char* operation);
+  void run_core(int32_t number);
+  void take_effect(std::size_t position);
+  void changed() { ++changes_; }
+  bool only_polling() const;
+  uint64_t digest_of(const Core* core) const;
+  void fail_livelocked(int32_t core);
+  void finish_dmas();
+
+  // synchronisation.cc
+  void add_signal(SemaphoreState& semaphore, Signal signal, int64_t agent_key);
+  void wake(SemaphoreState& semaphore);
+  void complete_wait(Core* core);
+  void note_operation(SemaphoreState& semaphore, int64_t agent_key, int32_t operation);
+  uint32_t dma_agent_for(CoreInfo& info);
+
+  // memory.cc
+  uint32_t record_number(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind);
+  SiteCache& cache_of(int32_t site);
+  void synchronise_element(Core* core, uintptr_t begin, int64_t bytes);
+  void note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write);
+  uint64_t origin_key(uint32_t number) const;
+
+  // ends.cc
+  void add(Finding finding);
+  Party party_of_core(int32_t core, int32_t site, const char* access) const;
+  Party party_of(uint32_t number) const;
+  MemoryRange range_of(uintptr_t begin, uintptr_t end, int64_t element_bytes) const;
+  void set_semaphore(Finding& finding, const SemaphoreState& semaphore) const;
+  void set_undefined_read(Finding& finding, const UndefinedRead& read, int32_t core,
+                          int32_t site) const;
+  void report_left(SemaphoreState& semaphore);
+  void release_semaphores(Core* core, int32_t site, char* begin, int64_t bytes,
+                          int32_t is_semaphore);
+  void look_at_end();
+  void look_at_outputs();
+  void report_deadlock();
+  void add_failure();
+
+  Launch& launch_;
+  const CheckedOptions& options_;
+  const Schedule schedule_;
+  std::vector<CoreInfo> cores_;
+  std::vector<uint32_t> dma_last_epochs_;  // By agent - cores; ~0 while in flight.
+  ReadySet ready_;
+  Chooser chooser_;
+  std::vector<int64_t> in_flight_numbers_;
+  std::vector<std::unique_ptr<Dma>> in_flight_;
+  std::vector<std::unique_ptr<Dma>> spare_dmas_;
+  int64_t dmas_started_ = 0;
+  int32_t next_core_ = -1;
+  int32_t last_core_ = -1;
+  bool last_polled_ = false;
+  int64_t changes_ = 0;
+  SemaphoreTable semaphores_;
+  std::unordered_map<const Barrier*, Clock> barrier_clocks_;
+  std::unordered_map<const Barrier*, std::vector<int32_t>> barrier_cores_;
+  uint64_t barrier_behaviour_ = 0;
+  Dma* dma_ = nullptr;  // The one that takes effect at the moment.
+
+  Accesses accesses_;
+  Shadow shadow_;
+  std::vector<SiteCache> sites_;
+  std::unordered_map<uintptr_t, std::pair<Clock, uint64_t>> element_clocks_;
+  uint64_t element_behaviour_ = 0;
+  uint32_t last_probe_ = 0;                              // The record of the access probed last.
+  std::unordered_map<uint64_t, UndefinedRead> origins_;  // By the write that stored the value.
+};
+
+}  // namespace cokernel::checked
