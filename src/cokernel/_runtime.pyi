@@ -132,6 +132,7 @@ class Failure(TypedDict):
     elapsed_s: NotRequired[float]  # TimeLimit and Interrupted.
     # Deadlock, TimeLimit and Interrupted: every core of the launch, programs in order.
     cores: NotRequired[list[CoreSnapshot]]
+    schedule: NotRequired[FindingSchedule]  # In checked mode.
 
 class Party(TypedDict):
     program: int
@@ -140,7 +141,7 @@ class Party(TypedDict):
     index: int
     site: int
     # "read" | "write" | "update" | "atomic update" | "copy reads" | "copy writes" | "allocate" |
-    # "release" | "signal" | "wait" | "barrier" | "poll" | "index" | "use"
+    # "release" | "signal" | "wait" | "poll" | "use"
     access: str
     is_dma: bool  # A DMA that the core started,
     dma_site: int  # there; else -1.
@@ -161,9 +162,9 @@ class FindingSchedule(TypedDict):
     choices: list[int]
 
 class Finding(TypedDict):
-    # "Race" | "Deadlock" | "Livelock" | "OutOfBounds" | "UninitialisedRead" | "LeftoverSemaphore" |
-    # "UnwaitedCopy" | "SemaphoreUnderflow" | "SemaphoreOverflow" | "CopyInFlight" |
-    # "WaitTooLarge" | "NeverWritten"
+    # "Race" | "Livelock" | "UninitialisedRead" | "LeftoverSemaphore" | "UnwaitedCopy" |
+    # "SemaphoreUnderflow" | "SemaphoreOverflow" | "CopyInFlight" | "WaitTooLarge" | "NeverWritten".
+    # A deadlock or a bad index is the failure of the launch.
     kind: str
     # Race: the later access and the earlier one. UninitialisedRead: who read it and who used it.
     # CopyInFlight: the copy and the end of the scope. Leftovers: who signalled, and who took a part
@@ -176,25 +177,24 @@ class Finding(TypedDict):
     occurrences: int  # Equal ones, of which the ranges are united.
     schedule: FindingSchedule  # The one that showed it first.
     use: NotRequired[str]  # UninitialisedRead: "branch", "index", "output", "amount", "callback".
-    # LeftoverSemaphore, UnwaitedCopy, SemaphoreUnderflow, SemaphoreOverflow, Deadlock: the count.
+    # LeftoverSemaphore, UnwaitedCopy, SemaphoreUnderflow, SemaphoreOverflow: the count.
     value: NotRequired[int]
-    wanted: NotRequired[int]  # WaitTooLarge, Deadlock, SemaphoreUnderflow, SemaphoreOverflow.
+    wanted: NotRequired[int]  # WaitTooLarge, SemaphoreUnderflow, SemaphoreOverflow.
     moved: NotRequired[int]  # UnwaitedCopy, CopyInFlight, WaitTooLarge: what was signalled,
     left: NotRequired[int]  # and what is left of it.
     polls: NotRequired[int]  # Livelock, as is the number of cores that poll.
     pollers: NotRequired[int]
-    dimension: NotRequired[int]  # OutOfBounds, as in Failure.
-    start: NotRequired[int]
-    size: NotRequired[int]
-    extent: NotRequired[int]
 
 class ScheduleRecord(FindingSchedule):
     decisions: int  # Moments at which more than one could go on.
     # If the schedule asks for them, who could: cores in launch order, then DMAs in the order of
-    # start, as (agent, operation, object). An agent is the number of a core, or -1 - the number of
-    # a DMA; an operation "start", "step", "wait", "poll", "barrier" or "copy"; an object the number
-    # of a semaphore in the order of first use, or -1. `choices` are positions in these lists.
+    # start, as (agent, operation, object); the core that took the step before comes first, if it
+    # could go on and has not polled: "continuing". An agent is the number of a core, or -1 - the
+    # number of a DMA; an operation "start", "step", "wait", "poll", "barrier" or "copy"; an object
+    # the number of a semaphore in the order of first use, a number of the core's own, or -1 where
+    # it is not known. `choices` are positions in these lists.
     candidates: NotRequired[list[list[tuple[int, str, int]]]]
+    continuing: NotRequired[list[bool]]
 
 class CheckedCounts(TypedDict):
     accesses: int
@@ -208,7 +208,9 @@ class CheckedRecord(TypedDict):
     findings: list[Finding]
     dropped: int  # Findings beyond max_findings.
     schedule: ScheduleRecord
-    behaviour: int  # Equal if all semaphores saw the same operations in the same order.
+    schedules: int  # How many runs this is the record of; what follows is that of the last,
+    behaviour: int  # equal if all semaphores saw the same operations in the same order.
+    behaviours: int  # How many different ones there were.
     counts: CheckedCounts
     failure: Failure | None
 

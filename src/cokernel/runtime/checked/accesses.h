@@ -17,6 +17,7 @@ enum class AccessKind : uint8_t {
   kAtomic,
   kUpdate,
   kFetchAndAdd,
+  kPoll,
   kAllocate,
   kRelease
 };

@@ -16,6 +16,9 @@ enum CheckedAccess : int32_t {
   kCheckedAtomic = 2,       // An atomic sum: no race with another one.
   kCheckedUpdate = 3,       // Reads and writes, not atomically.
   kCheckedFetchAndAdd = 4,  // As kCheckedAtomic; it also acquires from and releases to the element.
+  // A read of a flag, again and again, until another core has written it: acquires from that write,
+  // and is no race with any.
+  kCheckedPoll = 5,
 };
 
 // --- Where a core may have to suspend: to be called through the same sequence as

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,7 @@ void join(CheckedRecord& sum, CheckedRecord&& one) {
   sum.decisions += one.decisions;
   sum.choices = std::move(one.choices);
   sum.candidates = std::move(one.candidates);
+  sum.continuing = std::move(one.continuing);
   sum.behaviour = one.behaviour;
   sum.counts.accesses += one.counts.accesses;
   sum.counts.signals += one.counts.signals;
@@ -82,6 +84,8 @@ std::string run_checked(Executable& executable, Launch& launch, const Buffer* bu
   const CheckedOptions& options = *executable.spec.checked;
   Schedule schedule = next_schedule(options, executable.checked_launches);
   CheckedRecord sum(options.max_findings);
+  std::set<uint64_t> behaviours;
+  bool is_complete = true;
   std::optional<Saved> saved;
   if (options.schedules > 1) saved.emplace(executable, buffers, count);
   for (int32_t i = 0; i < options.schedules; ++i, ++schedule.seed) {
@@ -91,14 +95,24 @@ std::string run_checked(Executable& executable, Launch& launch, const Buffer* bu
     const bool succeeded = launch.run(buffers, count);
     launch.checked = nullptr;
     join(sum, std::move(state.record));
+    ++sum.schedules;
+    behaviours.insert(sum.behaviour);
     if (succeeded) continue;
+    is_complete = false;
     // A launch that a finding has stopped has no failure of its own.
     sum.failed = launch.failure.kind != FailureKind::kNone;
     sum.failure = std::move(launch.failure);
     break;
   }
-  if (executable.spec.hooks == nullptr) return sum.failed ? executable.report(sum.failure) : "";
-  return executable.spec.hooks->checked_report(executable, sum);
+  sum.behaviours = static_cast<int32_t>(behaviours.size());
+  std::string text;
+  if (executable.spec.hooks != nullptr) {
+    text = executable.spec.hooks->checked_report(executable, sum);
+  }
+  if (is_complete || !text.empty()) return text;
+  // Whatever the report thinks of its findings, there are no results.
+  if (sum.failed) return executable.report(sum.failure);
+  return "a finding of checked mode has ended kernel '" + executable.spec.name + "'";
 }
 
 }  // namespace checked

@@ -70,8 +70,7 @@ Choice Chooser::choose(const Situation& situation) {
 
 int32_t Chooser::random_core(const Situation& situation) {
   const int32_t current = situation.current;
-  if (current >= 0 && !situation.has_polled && situation.ready.has(current) &&
-      random_.chance(stay_)) {
+  if (situation.continues() && random_.chance(stay_)) {
     return current;
   }
   return situation.ready.nth(
@@ -143,9 +142,7 @@ Choice Chooser::round_robin(const Situation& situation) {
 
 Choice Chooser::run_to_block(const Situation& situation) {
   const int32_t current = situation.current;
-  if (current >= 0 && !situation.has_polled && situation.ready.has(current)) {
-    return {false, current};
-  }
+  if (situation.continues()) return {false, current};
   if (!situation.dmas.empty()) return {true, 0};
   const int32_t next = situation.ready.from(current + 1);
   return {false, next >= 0 ? next : situation.ready.from(0)};
@@ -156,9 +153,13 @@ Choice Chooser::recorded(const Situation& situation) {
   const int32_t cores = situation.ready.count();
   const int32_t all = cores + static_cast<int32_t>(situation.dmas.size());
   // A list that was made for another kernel still leads somewhere.
-  const int32_t position = std::max(schedule_.choices[next_choice_++], 0) % all;
-  if (position < cores) return {false, situation.ready.nth(position)};
-  return {true, position - cores};
+  int32_t position = std::max(schedule_.choices[next_choice_++], 0) % all;
+  if (position >= cores) return {true, position - cores};
+  if (!situation.continues()) return {false, situation.ready.nth(position)};
+  // The core that could go on comes first, then the others by number.
+  if (position == 0) return {false, situation.current};
+  const int32_t other = situation.ready.nth(position - 1);
+  return {false, other < situation.current ? other : situation.ready.nth(position)};
 }
 
 }  // namespace cokernel::checked

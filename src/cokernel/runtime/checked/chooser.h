@@ -51,6 +51,9 @@ struct Situation {
   int32_t current = -1;       // The core that ran last.
   bool has_polled = false;    // It did so in vain.
   bool only_polling = false;  // All that are ready have polled in vain (kDelayDma alone asks).
+
+  // Whether the core that ran last could go on at once.
+  bool continues() const { return current >= 0 && !has_polled && ready.has(current); }
 };
 
 class Chooser {

@@ -11,6 +11,7 @@ namespace {
 const char* name_of(AccessKind kind, bool is_dma) {
   switch (kind) {
     case AccessKind::kRead:
+    case AccessKind::kPoll:
       return is_dma ? "copy reads" : "read";
     case AccessKind::kWrite:
       return is_dma ? "copy writes" : "write";
@@ -210,7 +211,8 @@ void State::look_at_outputs() {
   }
 }
 
-void State::report_deadlock() {
+// Waits for more bytes than a copy has moved; the deadlock itself is the failure of the launch.
+void State::report_waits_too_large() {
   for (int32_t i = 0; i < launch_.core_count; ++i) {
     const Wait& wait = cores_[i].wait;
     if (wait.semaphore == nullptr || !wait.is_dma) continue;
@@ -229,23 +231,6 @@ void State::report_deadlock() {
     finding.numbers = {{"wanted", wait.value}, {"moved", count}};
     add(std::move(finding));
   }
-  Finding finding;
-  finding.kind = "Deadlock";
-  for (int32_t i = 0; i < launch_.core_count; ++i) {
-    const Core& core = launch_.cores[i];
-    const CoreState state = core.state.load(std::memory_order_relaxed);
-    if (state != CoreState::kSemaphore && state != CoreState::kBarrier) continue;
-    const bool is_barrier = state == CoreState::kBarrier;
-    finding.first = party_of_core(i, core.site.load(std::memory_order_relaxed),
-                                  is_barrier ? "barrier" : "wait");
-    if (!is_barrier && cores_[i].wait.semaphore != nullptr) {
-      set_semaphore(finding, *cores_[i].wait.semaphore);
-      finding.numbers = {{"wanted", cores_[i].wait.value},
-                         {"value", cores_[i].wait.semaphore->count}};
-    }
-    break;
-  }
-  add(std::move(finding));
 }
 
 void State::fail_livelocked(int32_t number) {
@@ -264,23 +249,6 @@ void State::fail_livelocked(int32_t number) {
     launch_.failure = Failure();
     launch_.request_stop();
   }
-}
-
-// A bad index ends the launch by itself, in compiled code.
-void State::add_failure() {
-  if (!launch_.failure_claimed.load(std::memory_order_acquire)) return;
-  const Failure& failure = launch_.failure;
-  if (failure.kind != FailureKind::kOutOfBounds) return;
-  Finding finding;
-  finding.kind = "OutOfBounds";
-  finding.first =
-      party_of_core(launch_.executable.programs[failure.program].first_core + failure.index,
-                    failure.site, "index");
-  finding.numbers = {{"dimension", failure.dimension},
-                     {"start", failure.start},
-                     {"size", failure.size},
-                     {"extent", failure.extent}};
-  add(std::move(finding));
 }
 
 }  // namespace cokernel::checked

@@ -92,7 +92,10 @@ struct CheckedRecord {
   int64_t decisions = 0;
   std::vector<int32_t> choices;  // If the schedule asks for it, as what follows.
   std::vector<std::vector<Candidate>> candidates;
-  uint64_t behaviour = 0;
+  std::vector<bool> continuing;  // Whether the first candidate is who took the step before.
+  uint64_t behaviour = 0;        // Of the last schedule,
+  int32_t schedules = 0;         // of so many,
+  int32_t behaviours = 0;        // which showed so many different ones.
   Counts counts;
   bool failed = false;
   Failure failure;  // If the launch failed by more than a finding.

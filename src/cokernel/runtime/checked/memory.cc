@@ -65,34 +65,74 @@ void State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
     cache.region = shadow_.find(begin);
     if (cache.region == nullptr) return;
   }
+  if (kind == AccessKind::kPoll) {
+    acquire_polled(core, *cache.region, begin, end);
+    last_probe_ = record_number(cache, agent_of(core), site, AccessKind::kRead);
+    return;
+  }
   if (kind != AccessKind::kRead) {
     const uintptr_t offset = begin - address_of(core->memory);
     const Executable::Program& program = launch_.executable.programs[core->program];
     if (offset >= static_cast<uintptr_t>(program.private_stride)) changed();
-    if (kind == AccessKind::kFetchAndAdd) synchronise_element(core, begin, bytes);
+    if (kind == AccessKind::kFetchAndAdd) {
+      for (uintptr_t at = begin; at < end; at += static_cast<uintptr_t>(element_bytes)) {
+        info(core).agent.seen.join(elements_[at].clock);
+      }
+    }
   }
   const Agent& agent = agent_of(core);
   const uint32_t number = record_number(cache, agent, site, kind);
   last_probe_ = number;
   shadow_.access(*cache.region, {kind, number, &agent, element_bytes}, begin, end);
+  if (kind != AccessKind::kFetchAndAdd) return;
+  for (uintptr_t at = begin; at < end; at += static_cast<uintptr_t>(element_bytes)) {
+    release_to_element(core, at);
+  }
+}
+
+// The writes that a core sees which polls. They are not noted as read: who resets a flag races with
+// none of those who polled it.
+void State::acquire_polled(Core* core, Region& region, uintptr_t begin, uintptr_t end) {
+  polled_.clear();
+  shadow_.for_each_piece(region, begin, end,
+                         [&](uintptr_t, uintptr_t, uint32_t write, uint32_t read) {
+                           if ((write & ~kUndefined) != 0) polled_.push_back(write & ~kUndefined);
+                           accesses_.for_each(read, [&](uint32_t number) {
+                             if (is_atomic(accesses_[number].kind)) polled_.push_back(number);
+                           });
+                         });
+  for (const uint32_t number : polled_) acquire_from(core, number);
+}
+
+// What the writer knew when it wrote is not kept. What it knows by now is no less, so that a race
+// may be missed, but none is invented.
+void State::acquire_from(Core* core, uint32_t number) {
+  const AccessRecord& access = accesses_[number];
+  Agent& agent = info(core).agent;
+  if (access.core == agent.core && !access.is_dma) return;
+  if (accesses_.is_before(number, agent)) return;
+  Agent& writer = cores_[access.core].agent;
+  agent.seen.join(writer.seen);
+  agent.seen.include(access.agent, access.epoch);
+  if (access.is_dma) {
+    if (access.core != agent.core) agent.seen.include(writer.id, writer.write_epoch - 1);
+  } else if (writer.write_epoch == access.epoch) {
+    // What it does from now on has not been seen.
+    writer.release();
+  }
 }
 
 // Programs draw tickets by fetch_and_add, so that it orders what comes before one and after
 // another.
-void State::synchronise_element(Core* core, uintptr_t begin, int64_t) {
-  Agent& agent = info(core).agent;
-  auto& [clock, behaviour] = element_clocks_[begin];
-  agent.seen.join(clock);
-  const Release release = agent.release();
-  clock.join(release.clock);
-  clock.include(release.agent, release.epoch);
-  const uint64_t before = behaviour;
-  behaviour = mix(behaviour ^ agent.id);
-  const Place place = place_of(launch_, reinterpret_cast<const void*>(begin));
-  const uint64_t where =
-      mix(static_cast<uint64_t>(place.owner) << 40 ^ static_cast<uint64_t>(place.index),
-          static_cast<uint64_t>(place.offset));
-  element_behaviour_ += mix(where, behaviour) - (before == 0 ? 0 : mix(where, before));
+void State::release_to_element(Core* core, uintptr_t begin) {
+  Element& element = elements_[begin];
+  const Release release = info(core).agent.release();
+  element.clock.join(release.clock);
+  element.clock.include(release.agent, release.epoch);
+  const uint64_t where = hash_of(place_of(launch_, reinterpret_cast<const void*>(begin)));
+  if (element.behaviour != 0) element_behaviour_ -= mix(where, element.behaviour);
+  element.behaviour = mix(element.behaviour ^ release.agent);
+  element_behaviour_ += mix(where, element.behaviour);
 }
 
 void State::copy_undefined(Core* core, void* target, const void* source, int64_t element_bytes,

@@ -179,9 +179,14 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
       decisions.append(decision);
     }
     schedule["candidates"] = decisions;
+    nb::list continuing;
+    for (const bool continues : record.continuing) continuing.append(continues);
+    schedule["continuing"] = continuing;
   }
   result["schedule"] = schedule;
+  result["schedules"] = record.schedules;
   result["behaviour"] = record.behaviour;
+  result["behaviours"] = record.behaviours;
   nb::dict counts;
   counts["accesses"] = record.counts.accesses;
   counts["signals"] = record.counts.signals;
@@ -189,6 +194,7 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
   counts["dmas"] = record.counts.dmas;
   counts["cores"] = record.counts.cores;
   result["counts"] = counts;
+  if (!failure.is_none()) failure["schedule"] = describe_schedule(record.schedule);
   result["failure"] = failure;
   return result;
 }

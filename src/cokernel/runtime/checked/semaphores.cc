@@ -9,7 +9,9 @@ void SemaphoreState::add(Signal signal) {
   signal.serial = next_serial++;
   count += signal.left;
   if (signal.left > 0) {
-    signals.push_back(std::move(signal));
+    // What makes up for a count below zero is not there to be taken.
+    signal.left = std::min(signal.left, std::max<int64_t>(count, 0));
+    if (signal.left > 0) signals.push_back(std::move(signal));
   } else {
     // A negative signal takes back what was signalled, and orders nothing.
     int64_t rest = -signal.left;

@@ -80,9 +80,16 @@ class Shadow {
 
   void make_undefined(Region& region, uintptr_t begin, uintptr_t end);
   bool any_undefined(Region& region, uintptr_t begin, uintptr_t end);
-  // Calls visit(begin, end, write word, read word) for each piece that is undefined and alike.
+  // Calls visit(begin, end, write word, read word) for each piece that is alike.
   template <typename Visit>
-  void for_each_undefined(Region& region, uintptr_t begin, uintptr_t end, Visit visit);
+  void for_each_piece(Region& region, uintptr_t begin, uintptr_t end, Visit visit);
+  template <typename Visit>
+  void for_each_undefined(Region& region, uintptr_t begin, uintptr_t end, Visit visit) {
+    for_each_piece(region, begin, end,
+                   [&](uintptr_t from, uintptr_t to, uint32_t write, uint32_t read) {
+                     if ((write & kUndefined) != 0) visit(from, to, write, read);
+                   });
+  }
 
   std::size_t bytes() const { return page_bytes_ + cell_bytes_; }
 
@@ -186,14 +193,13 @@ void Shadow::allocate(Region& region, const Access& access, uintptr_t begin, uin
 }
 
 template <typename Visit>
-void Shadow::for_each_undefined(Region& region, uintptr_t begin, uintptr_t end, Visit visit) {
-  // Reading divides no page.
+void Shadow::for_each_piece(Region& region, uintptr_t begin, uintptr_t end, Visit visit) {
   while (begin < end) {
     const uintptr_t page_begin = begin & ~(kPageBytes - 1);
     const uintptr_t stop = end < page_begin + kPageBytes ? end : page_begin + kPageBytes;
     Page& page = region.pages[(begin >> kPageBits) - region.first_page];
     if (page.cells == nullptr) {
-      if ((page.write & kUndefined) != 0) visit(begin, stop, page.write, page.read);
+      visit(begin, stop, page.write, page.read);
       begin = stop;
       continue;
     }
@@ -209,7 +215,7 @@ void Shadow::for_each_undefined(Region& region, uintptr_t begin, uintptr_t end, 
         to = page_begin + (uintptr_t{next} << cells.shift);
       }
       if (to > stop) to = stop;
-      if ((writes[i] & kUndefined) != 0) visit(begin, to, writes[i], reads[i]);
+      visit(begin, to, writes[i], reads[i]);
       begin = to;
       i = next;
     }

@@ -13,7 +13,15 @@ namespace {
 // at once would cost programs that poll for a short time.
 constexpr int64_t kSuspectedPolls = 64;
 
+constexpr int32_t kManyCores = 1024;
+
 }  // namespace
+
+uint64_t hash_of(const Place& place) {
+  return mix(static_cast<uint64_t>(place.owner) << 56 ^ static_cast<uint64_t>(place.program) << 32 ^
+                 static_cast<uint64_t>(place.index),
+             static_cast<uint64_t>(place.offset));
+}
 
 State::State(Launch& launch, const CheckedOptions& options, const Schedule& schedule)
     : record(options.max_findings),
@@ -50,12 +58,8 @@ void State::fill(char* begin, int64_t bytes) {
       return;
     case Fill::kRandom: {
       // Depends on the place and not on what was filled before, as that follows the schedule.
-      const Place place = place_of(launch_, begin);
-      Random random(mix(
-          mix(schedule_.seed, static_cast<uint64_t>(schedule_.launch)),
-          mix(static_cast<uint64_t>(place.owner) << 40 ^
-                  static_cast<uint64_t>(place.program) << 32 ^ static_cast<uint64_t>(place.index),
-              static_cast<uint64_t>(place.offset))));
+      Random random(mix(mix(schedule_.seed, static_cast<uint64_t>(schedule_.launch)),
+                        hash_of(place_of(launch_, begin))));
       while (bytes > 0) {
         const uint64_t word = random.next();
         const int64_t part = std::min<int64_t>(bytes, sizeof(word));
@@ -130,7 +134,7 @@ void State::run() {
     }
     if (core < 0) {
       if (launch_.unfinished.load(std::memory_order_relaxed) > 0) {
-        report_deadlock();
+        report_waits_too_large();
         launch_.fail_deadlocked();
       }
       break;
@@ -139,15 +143,9 @@ void State::run() {
   }
   if (launch_.unfinished.load(std::memory_order_relaxed) == 0 && !is_stopped()) finish_dmas();
   if (!is_stopped()) look_at_end();
-  add_failure();
   uint64_t behaviour = mix(barrier_behaviour_, element_behaviour_);
   for (const auto& semaphore : semaphores_.all()) {
-    const Place& place = semaphore->place;
-    const uint64_t where =
-        mix(static_cast<uint64_t>(place.owner) << 40 ^ static_cast<uint64_t>(place.program) << 32 ^
-                static_cast<uint64_t>(place.index),
-            static_cast<uint64_t>(place.offset));
-    behaviour += mix(where, semaphore->behaviour);
+    behaviour += mix(hash_of(semaphore->place), semaphore->behaviour);
   }
   record.behaviour = behaviour;
 }
@@ -172,8 +170,9 @@ void State::run_core(int32_t number) {
   }
   if (core->state.load(std::memory_order_relaxed) == CoreState::kFinished) {
     ready_.remove(number);
-    // Nobody asks for its clock any more.
-    known.agent.seen = Clock();
+    // Only who polls what it wrote asks for its clock any more. Those of very many cores would fill
+    // the memory.
+    if (launch_.core_count > kManyCores) known.agent.seen = Clock();
     changed();
   }
 }
@@ -192,7 +191,7 @@ int32_t State::decide(int32_t current, bool has_polled) {
       }
       choice = chooser_.choose(situation);
       ++record.decisions;
-      if (schedule_.record) record_decision(choice);
+      if (schedule_.record) record_decision(choice, situation);
     }
     if (!choice.is_dma) return choice.number;
     take_effect(static_cast<std::size_t>(choice.number));
@@ -200,22 +199,33 @@ int32_t State::decide(int32_t current, bool has_polled) {
   return -1;
 }
 
-void State::record_decision(const Choice& choice) {
+void State::record_decision(const Choice& choice, const Situation& situation) {
   std::vector<Candidate> candidates;
   int32_t position = 0;
+  const auto note = [&](int32_t core) {
+    if (!choice.is_dma && core == choice.number) position = static_cast<int32_t>(candidates.size());
+    candidates.push_back({core, cores_[core].operation, object_of(core)});
+  };
+  const bool continues = situation.continues();
+  if (continues) note(situation.current);
   ready_.for_each([&](int32_t core) {
-    if (!choice.is_dma && core < choice.number) ++position;
-    const SemaphoreState* semaphore = cores_[core].wait.semaphore;
-    candidates.push_back(
-        {core, cores_[core].operation, semaphore != nullptr ? semaphore->number : -1});
+    if (!continues || core != situation.current) note(core);
   });
   if (choice.is_dma) position = static_cast<int32_t>(candidates.size()) + choice.number;
-  for (const auto& dma : in_flight_) {
-    candidates.push_back(
-        {-1 - dma->number, "copy", dma->arrival != nullptr ? dma->arrival->number : -1});
-  }
+  for (const auto& dma : in_flight_) candidates.push_back({-1 - dma->number, "copy", -1});
   record.choices.push_back(position);
   record.candidates.push_back(std::move(candidates));
+  record.continuing.push_back(continues);
+}
+
+// What the next step of a core touches besides its own: the number of a semaphore, a number of its
+// own for a step that synchronises with nobody, or -1 where that is not known before.
+int64_t State::object_of(int32_t core) const {
+  constexpr int64_t kOwn = int64_t{1} << 32;
+  const CoreInfo& known = cores_[core];
+  if (known.wait.semaphore != nullptr) return known.wait.semaphore->number;
+  const bool is_alone = known.operation == kStart || known.operation == kBarrier;
+  return is_alone ? kOwn + core : -1;
 }
 
 bool State::go_on_or_queue(Core* core, const char* operation) {
@@ -233,7 +243,7 @@ bool State::go_on_or_queue(Core* core, const char* operation) {
 
 bool State::step(Core* core, int32_t site) {
   core->site.store(site, std::memory_order_relaxed);
-  return go_on_or_queue(core, "step");
+  return go_on_or_queue(core, kStep);
 }
 
 void State::yield(Core* core, int32_t site) {
@@ -241,7 +251,7 @@ void State::yield(Core* core, int32_t site) {
   core->state.store(CoreState::kReady, std::memory_order_relaxed);
   const int32_t number = number_of(core);
   CoreInfo& known = cores_[number];
-  known.operation = "poll";
+  known.operation = kPoll;
   last_polled_ = true;
   if (known.polls_at_change != changes_) {
     known.polls_at_change = changes_;

@@ -23,6 +23,9 @@
 
 namespace cokernel::checked {
 
+// The same in every process, unlike the address.
+uint64_t hash_of(const Place& place);
+
 // A copy that has been started and has not taken effect.
 struct Dma {
   int64_t number = 0;   // In the order of start,
@@ -37,6 +40,13 @@ struct Dma {
   SemaphoreState* departure = nullptr;
   int64_t departure_amount = 0;
 };
+
+// What a core does next.
+inline constexpr const char* kStart = "start";
+inline constexpr const char* kStep = "step";
+inline constexpr const char* kWait = "wait";
+inline constexpr const char* kPoll = "poll";
+inline constexpr const char* kBarrier = "barrier";
 
 class State final : public Conflicts {
  public:
@@ -100,7 +110,7 @@ class State final : public Conflicts {
   struct CoreInfo {
     Agent agent;
     Wait wait;
-    const char* operation = "start";
+    const char* operation = kStart;  // What it does next.
     // Polling: how often since anything changed, and what its memory was like when it did.
     int64_t polls = 0;
     int64_t polls_at_change = 0;
@@ -110,12 +120,16 @@ class State final : public Conflicts {
     std::vector<uint32_t> dma_agents;
     UndefinedRead undefined_read;
   };
+  struct Element {
+    Clock clock;
+    uint64_t behaviour = 0;
+  };
   // The records of the accesses from one site.
   struct SiteCache {
     uint32_t agent = ~uint32_t{0};
     uint32_t epoch = 0;
     uint64_t collections = 0;
-    uint32_t numbers[7] = {};
+    uint32_t numbers[8] = {};
     Region* region = nullptr;
   };
 
@@ -130,7 +144,8 @@ class State final : public Conflicts {
   bool is_stopped() const;
   // Lets DMAs take effect until it is the turn of a core, which it returns; -1 if there is none.
   int32_t decide(int32_t current, bool has_polled);
-  void record_decision(const Choice& choice);
+  void record_decision(const Choice& choice, const Situation& situation);
+  int64_t object_of(int32_t core) const;
   bool go_on_or_queue(Core* core, const char* operation);
   void run_core(int32_t number);
   void take_effect(std::size_t position);
@@ -150,7 +165,9 @@ class State final : public Conflicts {
   // memory.cc
   uint32_t record_number(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind);
   SiteCache& cache_of(int32_t site);
-  void synchronise_element(Core* core, uintptr_t begin, int64_t bytes);
+  void acquire_polled(Core* core, Region& region, uintptr_t begin, uintptr_t end);
+  void acquire_from(Core* core, uint32_t number);
+  void release_to_element(Core* core, uintptr_t begin);
   void note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write);
   uint64_t origin_key(uint32_t number) const;
 
@@ -167,8 +184,7 @@ class State final : public Conflicts {
                           int32_t is_semaphore);
   void look_at_end();
   void look_at_outputs();
-  void report_deadlock();
-  void add_failure();
+  void report_waits_too_large();
 
   Launch& launch_;
   const CheckedOptions& options_;
@@ -194,8 +210,9 @@ class State final : public Conflicts {
   Accesses accesses_;
   Shadow shadow_;
   std::vector<SiteCache> sites_;
-  std::unordered_map<uintptr_t, std::pair<Clock, uint64_t>> element_clocks_;
+  std::unordered_map<uintptr_t, Element> elements_;  // Those that fetch_and_add has touched.
   uint64_t element_behaviour_ = 0;
+  std::vector<uint32_t> polled_;
   uint32_t last_probe_ = 0;                              // The record of the access probed last.
   std::unordered_map<uint64_t, UndefinedRead> origins_;  // By the write that stored the value.
 };

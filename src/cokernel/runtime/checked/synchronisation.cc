@@ -79,10 +79,10 @@ bool State::wait(Core* core, Semaphore* address, int64_t value, bool decrement, 
   if (semaphore.count < value) {
     ++core->blocked;
     ready_.remove(number);
-    cores_[number].operation = "wait";
+    cores_[number].operation = kWait;
     return false;
   }
-  if (!go_on_or_queue(core, "wait")) return false;
+  if (!go_on_or_queue(core, kWait)) return false;
   complete_wait(core);
   core->state.store(CoreState::kRunning, std::memory_order_relaxed);
   return true;
@@ -140,7 +140,7 @@ bool State::barrier(Core* core, int32_t site) {
   joined.join(release.clock);
   joined.include(release.agent, release.epoch);
   present.push_back(number);
-  cores_[number].operation = "barrier";
+  cores_[number].operation = kBarrier;
   if (arrived < barrier.expected.load(std::memory_order_relaxed)) {
     ++core->blocked;
     barrier.arrived.store(arrived, std::memory_order_relaxed);
@@ -158,7 +158,7 @@ bool State::barrier(Core* core, int32_t site) {
   present.clear();
   joined = Clock();
   changed();
-  return go_on_or_queue(core, "barrier");
+  return go_on_or_queue(core, kBarrier);
 }
 
 // An agent can stand for a new copy once its core has heard of the end of the one before: whoever
