@@ -29,8 +29,6 @@ NARROW_BITS: dict[np.dtype, int] = {
     np.dtype(ml_dtypes.int2): 2,
     np.dtype(ml_dtypes.uint2): 2,
     np.dtype(ml_dtypes.float4_e2m1fn): 4,
-    np.dtype(ml_dtypes.float6_e2m3fn): 6,
-    np.dtype(ml_dtypes.float6_e3m2fn): 6,
 }
 
 
@@ -65,7 +63,7 @@ def kind(dtype: Any) -> Kind:
         return Kind.FLOAT
     if dtype.kind == "c":
         return Kind.COMPLEX
-    if ml_dtypes.finfo(dtype).bits in (8, 16):
+    if ml_dtypes.finfo(dtype).bits in (4, 8, 16):
         return Kind.BITS_FLOAT
     raise NotImplementedError(f"the CPU compiler has no arithmetic for dtype {dtype}")
 

@@ -87,6 +87,7 @@ _BYTES_FOR = {
     np.dtype(ml_dtypes.int4): np.dtype(np.int8),
     np.dtype(ml_dtypes.uint2): np.dtype(np.uint8),
     np.dtype(ml_dtypes.uint4): np.dtype(np.uint8),
+    np.dtype(ml_dtypes.float4_e2m1fn): np.dtype(np.uint8),
 }
 
 
@@ -94,7 +95,16 @@ def _convert(ctx: Any, value: Any, source: Any, target: Any) -> Any:
     """An MLIR value of the aval `source` as one of the aval `target`."""
     if source is target:
         return value
-    rule = _jax.mlir.lower_fun(lambda x: x.astype(target.dtype), multiple_results=False)
+
+    def convert(x: Any) -> Any:
+        # Of a float its bits.
+        if source.dtype == ml_dtypes.float4_e2m1fn:
+            x = jax.lax.bitcast_convert_type(x, jax.numpy.uint4)
+        if target.dtype == ml_dtypes.float4_e2m1fn:
+            return jax.lax.bitcast_convert_type(x.astype(jax.numpy.uint4), target.dtype)
+        return x.astype(target.dtype)
+
+    rule = _jax.mlir.lower_fun(convert, multiple_results=False)
     [converted] = rule(ctx.replace(avals_in=[source], avals_out=[target]), value)
     return converted
 

@@ -12,7 +12,7 @@ from jax import lax
 from llvmlite import ir
 
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import Kind, f32, f64, half, i8, i16, kind, register_type
+from cokernel.compiler.dtypes import Kind, bit_width, f32, f64, half, i8, i16, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.arithmetic import FLOAT_BITS, FloatArithmetic
@@ -20,18 +20,9 @@ from cokernel.compiler.ops.registry import Operation, apply_elementwise, element
 from cokernel.compiler.ops.shape import reinterpret
 from cokernel.compiler.values import Value
 
-NARROW_INTEGERS: dict[np.dtype, int] = {
-    np.dtype(ml_dtypes.int4): 4,
-    np.dtype(ml_dtypes.uint4): 4,
-    np.dtype(ml_dtypes.int2): 2,
-    np.dtype(ml_dtypes.uint2): 2,
-}
-
-
-def bit_width(dtype: Any) -> int:
-    """The number of bits of an integer dtype; four for int4, though its register has eight."""
-    dtype = np.dtype(dtype)
-    return NARROW_INTEGERS.get(dtype, 8 * dtype.itemsize)
+NARROW_INTEGERS = frozenset(
+    map(np.dtype, (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2))
+)
 
 
 def wrap(builder: ElementBuilder, dtype: Any, register: ir.Value) -> ir.Value:
@@ -144,18 +135,28 @@ def convert_element_type(
 def reduce_precision(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
     """Rounds to fewer bits of exponent and significand, keeping the dtype. Too large becomes
     infinite; what would be subnormal becomes zero; NaN stays."""
+    dtype = operation.result_dtype
+    if kind(dtype) is Kind.BITS_FLOAT and dtype != floats.BFLOAT16:
+        # As a float16, which holds all of these but the powers of two; then rounded again.
+        middle = np.dtype(np.float32 if dtype == floats.POWERS_OF_TWO else np.float16)
+        wide = floats.narrow(builder, middle, floats.widen(builder, dtype, register))
+        reduced = _reduced(builder, middle, operation, wide)
+        return floats.narrow(builder, dtype, floats.widen(builder, middle, reduced))
+    return _reduced(builder, dtype, operation, register)
+
+
+def _reduced(
+    builder: ElementBuilder, dtype: np.dtype, operation: Operation, register: ir.Value
+) -> ir.Value:
     exponent_bits, significand_bits = (
         operation.params[name] for name in ("exponent_bits", "mantissa_bits")
     )
-    dtype = operation.result_dtype
     emit = builder.builder
     if dtype == floats.BFLOAT16:
         scalar, explicit, integer = f32, 7, i16
-    elif register_type(dtype) in FLOAT_BITS:
+    else:
         scalar = register_type(dtype)
         integer, explicit = FLOAT_BITS[scalar]
-    else:
-        raise NotImplementedError(f"the CPU compiler cannot reduce the precision of {dtype}")
     width = integer.width
     own_exponent_bits = width - 1 - explicit
     bits = emit.bitcast(register, builder.type(integer))
@@ -190,16 +191,12 @@ def bitcast_convert_type(context: Context, eqn: Any, operand: Value) -> Value:
     whose elements are the parts of one wide element, lowest first."""
     aval = eqn.outvars[0].aval
     source, target = np.dtype(operand.dtype), np.dtype(aval.dtype)
-    before, after = (_bits(dtype) for dtype in (source, target))
+    before, after = bit_width(source), bit_width(target)
     if before == after:
         return apply_elementwise(context, _same_width, eqn.params, aval, [operand])
     if min(before, after) < 8:
         raise NotImplementedError(f"the CPU compiler cannot cast bits from {source} to {target}")
     return reinterpret(context, operand, aval.shape, target)
-
-
-def _bits(dtype: np.dtype) -> int:
-    return bit_width(dtype) if kind(dtype) in (Kind.SIGNED, Kind.UNSIGNED) else 8 * dtype.itemsize
 
 
 def to_bits(builder: ElementBuilder, dtype: Any, register: ir.Value) -> ir.Value:

@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import Kind, f32, f64, kind, register_type
+from cokernel.compiler.dtypes import Kind, bit_width, f32, f64, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.arithmetic import FloatArithmetic
@@ -349,10 +349,8 @@ def next_after(
     dtype."""
     dtype = operation.result_dtype
     emit = builder.builder
-    if dtype in floats.FORMATS:
-        raise NotImplementedError(f"the CPU compiler has no nextafter for {dtype}")
     scalar = ir.IntType(8 * dtype.itemsize)
-    top = 1 << (scalar.width - 1)
+    top = 1 << (bit_width(dtype) - 1)
 
     def number(value: int) -> ir.Value:
         return builder.constant(scalar, value)
@@ -361,7 +359,7 @@ def next_after(
     bits = [to_bits(builder, dtype, item) for item in (start, end)]
     magnitudes = [emit.and_(item, number(top - 1)) for item in bits]
     start_is_zero = emit.icmp_unsigned("==", magnitudes[0], number(0))
-    signs_differ = emit.icmp_signed("<", emit.xor(*bits), number(0))
+    signs_differ = emit.icmp_unsigned("!=", emit.and_(emit.xor(*bits), number(top)), number(0))
     grows = emit.not_(emit.or_(signs_differ, emit.icmp_unsigned(">", *magnitudes)))
     moved = emit.add(bits[0], emit.select(grows, number(1), number(-1)))
     least = emit.or_(emit.and_(bits[1], number(top)), number(1))

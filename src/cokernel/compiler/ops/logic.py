@@ -9,11 +9,11 @@ import numpy as np
 from jax import lax
 from llvmlite import ir
 
-from cokernel.compiler.dtypes import Kind, i1, i8, kind, register_type
+from cokernel.compiler.dtypes import Kind, bit_width, i1, i8, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.arithmetic import FloatArithmetic
-from cokernel.compiler.ops.convert import NARROW_INTEGERS, bit_width, to_bits, wrap
+from cokernel.compiler.ops.convert import NARROW_INTEGERS, to_bits, wrap
 from cokernel.compiler.ops.registry import Operation, elementwise
 
 # Comparison and selection.
@@ -188,8 +188,11 @@ def shift_right_arithmetic(
 @elementwise(lax.population_count_p)
 def population_count(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
     """The number of bits that are one."""
-    counted = builder.intrinsic("llvm.ctpop", register.type, [register])
-    return wrap(builder, operation.result_dtype, counted)
+    dtype = operation.result_dtype
+    # XLA counts the bits of the byte that holds an int4, but only the own bits of an int2.
+    bits = to_bits(builder, dtype, register) if bit_width(dtype) == 2 else register
+    counted = builder.intrinsic("llvm.ctpop", register.type, [bits])
+    return wrap(builder, dtype, counted)
 
 
 @elementwise(lax.clz_p)

@@ -14,11 +14,11 @@ from llvmlite import ir
 from cokernel import _jax
 from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import i64
+from cokernel.compiler.dtypes import bit_width, i64
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops.apply import apply
 from cokernel.compiler.ops.control import outlined
-from cokernel.compiler.ops.convert import bit_width, from_bits, to_bits
+from cokernel.compiler.ops.convert import from_bits, to_bits
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.traced import traced
 from cokernel.compiler.refs import Place, RefValue
