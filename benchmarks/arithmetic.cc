@@ -76,8 +76,7 @@ Floats error_function(Floats x) {
   for (float next : {0.00040765174f, 0.0042059603f, 0.0556413f, 0.19261467f, 1.1283792f}) {
     above = above * square + next;
   }
-  for (float next :
-       {7.1611154e-05f, 0.0014123289f, 0.016242269f, 0.11732147f, 0.50403374f, 1.0f}) {
+  for (float next : {7.1611154e-05f, 0.0014123289f, 0.016242269f, 0.11732147f, 0.50403374f, 1.0f}) {
     below = below * square + next;
   }
   return x * above / below;
@@ -138,8 +137,7 @@ double hyperbolic_tangents(const float* x, float* out, int64_t size, int threads
   return apply<hyperbolic_tangent>(x, out, size, threads, repetitions);
 }
 
-double error_functions(const float* x, float* out, int64_t size, int threads,
-                       int64_t repetitions) {
+double error_functions(const float* x, float* out, int64_t size, int threads, int64_t repetitions) {
   return apply<error_function>(x, out, size, threads, repetitions);
 }
 

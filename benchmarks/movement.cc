@@ -89,19 +89,26 @@ double copy(const float* x, float* out, int64_t rows, int64_t columns, int64_t t
       });
 }
 
-// out[indices[i]] += values[i], with a table for each thread, which are added up in the end.
+// out[indices[i]] += values[i], by windows, with a table for each thread, which are added up in the
+// end.
 double scatter_add(const float* values, const int32_t* indices, float* out, int64_t size,
-                   int64_t bins, int threads, int64_t repetitions) {
+                   int64_t bins, int64_t window, int threads, int64_t repetitions) {
   std::vector<std::vector<float>> tables(threads, std::vector<float>(bins));
   Team team(threads);
   return median_time(repetitions, [&] {
     float* to = out ? out : allocate(bins);
     team.run([&](int64_t thread) {
       if (thread >= threads) return;
+      std::vector<float> amounts(window);
+      std::vector<int32_t> places(window);
       float* table = tables[thread].data();
       std::fill_n(table, bins, 0.0f);
       const int64_t end = size * (thread + 1) / threads;
-      for (int64_t i = size * thread / threads; i < end; ++i) table[indices[i]] += values[i];
+      for (int64_t at = size * thread / threads; at < end; at += window) {
+        std::memcpy(amounts.data(), values + at, window * sizeof(float));
+        std::memcpy(places.data(), indices + at, window * sizeof(int32_t));
+        for (int64_t i = 0; i < window; ++i) table[places[i]] += amounts[i];
+      }
     });
     std::memcpy(to, tables[0].data(), bins * sizeof(float));
     for (int thread = 1; thread < threads; ++thread) {
@@ -127,9 +134,10 @@ double cumulative_sum(const float* x, float* out, int64_t size, int threads, int
     team.run([&](int64_t subcore) {
       Lanes before = Lanes{} + std::accumulate(totals, totals + subcore, 0.0f);
       for (int64_t i = subcore * share; i < (subcore + 1) * share; i += kLanes) {
-        Lanes sums = prefix(load(x + i)) + before;
+        const Lanes within = prefix(load(x + i));
+        const Lanes sums = within + before;
         std::memcpy(to + i, &sums, sizeof sums);
-        before = Lanes{} + sums[kLanes - 1];
+        before += within[kLanes - 1];
       }
     });
     if (!out) std::free(to);

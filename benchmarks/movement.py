@@ -175,7 +175,7 @@ def scatter_add(limits: ctypes.CDLL) -> Case:
         arguments=(values, indices),
         expected=expected,
         hand=lambda threads, out: limits.scatter_add(
-            address(values), address(indices), out, SIZE, BINS, threads, 5
+            address(values), address(indices), out, SIZE, BINS, WINDOW, threads, 5
         ),
         limit=traffic(limits, values.nbytes + indices.nbytes, expected.nbytes),
         faster=2,
@@ -313,7 +313,7 @@ GROUP = Group(
         "gather": [POINTER] * 3 + [COUNT] * 3 + [INT, COUNT],
         "affine": [POINTER] * 2 + [COUNT] * 2 + [INT, COUNT],
         "copy": [POINTER] * 2 + [COUNT] * 3 + [FLOAT, INT, COUNT],
-        "scatter_add": [POINTER] * 3 + [COUNT] * 2 + [INT, COUNT],
+        "scatter_add": [POINTER] * 3 + [COUNT] * 3 + [INT, COUNT],
         "cumulative_sum": [POINTER] * 2 + [COUNT, INT, COUNT],
         "scalar_cumulative_sum": [POINTER] * 2 + [COUNT] * 3,
         "sort": [POINTER] * 2 + [COUNT] * 2,

@@ -197,9 +197,9 @@ def cumulative_sum(make: Make, size: int, **options) -> Callable:
         @pl.loop(0, share, step=LANES, init_carry=before)
         def _step(start, carry):
             lanes = pl.ds(start, LANES)
-            sums = plsc.cumsum(in_ref[lanes]) + carry
-            in_ref[lanes] = sums
-            return jnp.full(LANES, sums[LANES - 1])
+            within = plsc.cumsum(in_ref[lanes])
+            in_ref[lanes] = within + carry
+            return carry + within[LANES - 1]
 
         pltpu.sync_copy(in_ref, out_ref.at[pl.ds(subcore() * share, share)])
 

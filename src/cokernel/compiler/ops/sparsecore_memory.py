@@ -47,6 +47,7 @@ from cokernel.compiler.values import (
     load_element,
     make_packed,
     store_element,
+    store_vector,
 )
 
 SC = _jax.sc_primitives
@@ -253,12 +254,29 @@ def _add_whole(context: Context, view: View, value: Value) -> None:
 
 @dataclasses.dataclass
 class _Lanes:
-    """The addresses of the elements that index arrays pick, lane by lane, and which lanes are
-    meant.
+    """The elements that index arrays pick, lane by lane, as distances in bytes from the start of
+    the view, and which lanes are meant.
     """
 
-    addresses: ir.Value
+    base: ir.Value
+    offsets: ir.Value
     mask: ir.Value
+
+    def addresses(self, context: Context) -> ir.Value:
+        """Where the elements are, in one register."""
+        gep = ir.instructions.GEPInstr(
+            context.builder.block,
+            self.base,
+            [self.offsets],
+            False,
+            "lanes",
+            source_etype=dtypes.i8,
+        )
+        # llvmlite does not know that a vector of indices gives a vector of pointers.
+        count = lane_count(self.offsets)
+        gep.type = ir.VectorType(pointer, count) if count > 1 else pointer
+        context.builder._insert(gep)
+        return gep
 
 
 def _pick_lanes(
@@ -278,13 +296,7 @@ def _pick_lanes(
         step = context.builder.mul(wide, builder.constant(i64, stride))
         offset = step if offset is None else context.builder.add(offset, step)
     assert offset is not None
-    gep = ir.instructions.GEPInstr(
-        context.builder.block, view.address, [offset], False, "lanes", source_etype=dtypes.i8
-    )
-    # llvmlite does not know that a vector of indices gives a vector of pointers.
-    gep.type = ir.VectorType(pointer, count) if count > 1 else pointer
-    context.builder._insert(gep)
-    return _Lanes(gep, taken)
+    return _Lanes(view.address, offset, taken)
 
 
 def _widen(context: Context, register: ir.Value, dtype: Any, kind: ir.Type) -> ir.Value:
@@ -340,11 +352,12 @@ def _load_gather(context: Context, eqn: Any, *operands: Any) -> Value:
     if _is_vector(indices, dtype) and shape != (1,):
         lanes = _pick_lanes(context, view, indices, mask, "load_gather")
         kind = ir.VectorType(dtypes.memory_type(dtype), shape[0])
+        addresses = lanes.addresses(context)
         loaded = context.function.intrinsic(
             "llvm.masked.gather",
             kind,
-            [lanes.addresses, lanes.mask, ir.Constant(kind, None)],
-            overloads=[kind, lanes.addresses.type],
+            [addresses, lanes.mask, ir.Constant(kind, None)],
+            overloads=[kind, addresses.type],
         )
         return make_packed(shape, dtype, from_memory_type(context, loaded, dtype))
     target = nests.dense_buffer(context, shape, dtype)
@@ -372,8 +385,9 @@ def _store_scatter(context: Context, eqn: Any, *operands: Any) -> None:
             return _add_lanes(context, lanes, context.pack(value), dtype, mask is not None)
         # Of lanes with one address the last one counts: LLVM stores them in order.
         register = in_memory_type(context, context.pack(value), dtype)
-        overloads = [register.type, lanes.addresses.type]
-        arguments = [register, lanes.addresses, lanes.mask]
+        addresses = lanes.addresses(context)
+        overloads = [register.type, addresses.type]
+        arguments = [register, addresses, lanes.mask]
         context.function.intrinsic("llvm.masked.scatter", void, arguments, overloads=overloads)
         return None
 
@@ -395,14 +409,21 @@ def _add_lanes(
     """Adds lane after lane, so that equal addresses add up. Lanes that are not meant add to memory
     that nobody reads.
     """
-    builder = context.builder
-    room = nests.dense_buffer(context, (1,), dtype) if is_masked else None
-    for lane in range(lane_count(value)):
+    function, builder = context.function, context.builder
+    count = lane_count(value)
+    nowhere = nests.dense_buffer(context, (1,), dtype) if is_masked else None
+    # The offsets go through memory, because taking lane after lane out of a register is slower. An
+    # atomic load keeps LLVM from taking them out of the register all the same.
+    offsets = nests.dense_buffer(context, (count,), np.int64)
+    store_vector(function, lanes.offsets, offsets.address, offsets.dtype)
+    for lane in range(count):
         place = ir.Constant(i32, lane)
-        address = builder.extract_element(lanes.addresses, place)
-        if room is not None:
+        place_of_offset = offsets.element_address(function, [lane])
+        offset = builder.load_atomic(place_of_offset, "monotonic", 8, typ=i64)
+        address = function.advance(lanes.base, offset)
+        if nowhere is not None:
             taken = builder.extract_element(lanes.mask, place)
-            address = builder.select(taken, address, room.address)
+            address = builder.select(taken, address, nowhere.address)
         amount = builder.extract_element(value, place)
         add_in_place(context, address, amount, dtype, is_atomic=False)
 
