@@ -51,6 +51,14 @@ class Program:
     matrix_units: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass
+class SharedFunction:
+    """A function that all equations of a kind call."""
+
+    function: FunctionBuilder
+    calls: int = 0
+
+
 class Context:
     """The state that rules share. `function` is the LLVM function that code goes into at the
     moment.
@@ -254,6 +262,27 @@ class Context:
         return [
             self.builder.extract_value(result, number + 1) for number in range(len(callee.results))
         ]
+
+    def call_shared(
+        self,
+        key: tuple[Any, ...],
+        arguments: Sequence[ir.Value],
+        result_types: Sequence[ir.Type],
+        build: Callable[[Sequence[ir.Value]], Sequence[ir.Value]],
+    ) -> list[ir.Value]:
+        """Calls the kernel's function for `key`, whose first entry names it; the first call has it
+        built. `build` receives the parameters and returns the results, and may use nothing else
+        that depends on the call.
+        """
+        shared = self.kernel.register_functions.get(key)
+        if shared is None:
+            types = [argument.type for argument in arguments]
+            inner = self.function.sibling(key[0], types, result_types)
+            with self.inside(inner):
+                inner.finish(build(inner.parameters))
+            shared = self.kernel.register_functions[key] = SharedFunction(inner)
+        shared.calls += 1
+        return self.call(shared.function, arguments)
 
     @contextlib.contextmanager
     def inside(self, function: FunctionBuilder) -> Iterator[None]:

@@ -12,7 +12,7 @@ from llvmlite import ir
 from cokernel import _jax
 from cokernel.compiler.access import read
 from cokernel.compiler.analysis import may_suspend, uses_barrier
-from cokernel.compiler.context import Context, Program
+from cokernel.compiler.context import Context, Program, SharedFunction
 from cokernel.compiler.core_state import clear_state
 from cokernel.compiler.dtypes import pointer
 from cokernel.compiler.function import FunctionBuilder, Index
@@ -23,6 +23,9 @@ from cokernel.compiler.pipelines import without_pipelines
 from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.sites import SiteTable
 from cokernel.compiler.transforms import resolve
+
+# A function shared by at most so many calls is inlined into each.
+INLINED_CALLS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +81,9 @@ class Kernel:
         # Functions that all programs may call, by what they compute.
         self.shared_functions: dict[Any, FunctionBuilder] = {}
         self.callbacks: list[dict[str, Any]] = []
+        # The same for functions of registers, with their numbers of calls: see
+        # `Context.call_shared`.
+        self.register_functions: dict[tuple[Any, ...], SharedFunction] = {}
         self.program_names = [
             (jaxpr.debug_info.func_name if jaxpr.debug_info is not None else None)
             or f"program{number}"
@@ -136,6 +142,7 @@ class Kernel:
             lower_jaxpr(context, jaxpr, arguments)
             clear_state(function, program)
             function.finish()
+        self._inline_the_rarely_shared()
         return CompiledKernel(
             ir=str(self.module),
             spec=self._spec(),
@@ -143,6 +150,15 @@ class Kernel:
             memory=self.layout.describe(),
             callbacks=self.callbacks,
         )
+
+    def _inline_the_rarely_shared(self) -> None:
+        """A function with few calls costs less compile time than its calls would cost at run time:
+        the vectors that a caller holds go to the stack around each."""
+        for shared in self.register_functions.values():
+            if shared.calls <= INLINED_CALLS:
+                attributes = shared.function.function.attributes
+                attributes.discard("noinline")
+                attributes.add("alwaysinline")
 
     def entry_name(self, program: Program) -> str:
         """The symbol of a program in the module."""

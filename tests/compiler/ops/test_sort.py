@@ -82,3 +82,18 @@ def test_long_rows_of_sixty_four_bits():
         x = np.random.default_rng(0).standard_normal(300)
         y = np.random.default_rng(0).integers(-(2**63), 2**63, 300)
         expect_same(lambda x, y: [lax.sort(x), lax.sort(y), *lax.sort((y, x), num_keys=1)], x, y)
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_many_sorts_of_one_kind_and_of_several_each_give_their_own_result(count):
+    """They share functions, which are inlined where there are few calls."""
+    x = np.random.default_rng(count).integers(-50, 50, (count, 16)).astype(np.int32)
+
+    def sorts(x):
+        rows = [lax.sort(x[row]) for row in range(count)]
+        pairs = [lax.sort((x[row], rows[0]), num_keys=1) for row in range(count)]
+        floats = [lax.sort(-x[row].astype(np.float32)) for row in range(count)]
+        columns = [lax.sort(x[row].reshape(4, 4), dimension=0) for row in range(count)]
+        return rows, pairs, floats, columns
+
+    expect_same(sorts, x)

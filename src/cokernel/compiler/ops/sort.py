@@ -201,6 +201,35 @@ def _is_cheap(value: Value) -> bool:
 def _sort_registers(
     context: Context, keys: Sequence[Value], operands: Sequence[Value], axis: int
 ) -> list[Value]:
+    """Sorts in a function that all sorts of such values share: a network is hundreds of
+    instructions long, and programs that sort in registers do so many times."""
+    values = [*keys, *operands]
+    registers = [context.pack(value) for value in values]
+    kinds = tuple(value.dtype for value in keys), tuple(value.dtype for value in operands)
+
+    def build(parameters: Sequence[ir.Value]) -> list[ir.Value]:
+        inside = [
+            make_packed(value.shape, value.dtype, parameter)
+            for value, parameter in zip(values, parameters, strict=True)
+        ]
+        results = _sort_by_network(context, inside[: len(keys)], inside[len(keys) :], axis)
+        return [context.pack(result) for result in results]
+
+    results = context.call_shared(
+        ("sort", values[0].shape, axis, kinds),
+        registers,
+        [register.type for register in registers[len(keys) :]],
+        build,
+    )
+    return [
+        make_packed(operand.shape, operand.dtype, register)
+        for operand, register in zip(operands, results, strict=True)
+    ]
+
+
+def _sort_by_network(
+    context: Context, keys: Sequence[Value], operands: Sequence[Value], axis: int
+) -> list[Value]:
     """Batcher's bitonic network, on all rows at once. A row is padded to a power of two with
     greatest keys."""
     function = context.function
