@@ -104,9 +104,14 @@ def is_ours(fn):
     return cokernel.last_launch().kernel != "marker"
 
 
+MPMD = cokernel._jax.stock_mpmd
+STOCK = MPMD._mpmd_map, MPMD._dedup_consts_and_unify_jaxpr_signatures
+
+
 def is_untouched():
     return (
         "bind" not in vars(cokernel._jax.stock_mpmd_map_p)
+        and (MPMD._mpmd_map, MPMD._dedup_consts_and_unify_jaxpr_signatures) == STOCK
         and cokernel._jax.stock_mpmd_map_p not in cokernel._jax.platform_lowerings["cpu"]
     )
 
@@ -312,6 +317,32 @@ def test_core_map_in_run_state(transform):
 
     with cokernel.pallas.enabled():
         assert is_ours(transform(run))
+
+
+@pytest.mark.parametrize("is_made_inside", [True, False])
+def test_messages_name_refs_that_a_program_closes_over(is_made_inside):
+    indices = jnp.full(8, 60, jnp.int32)
+
+    def read_outside(given_ref, rows, buffer):
+        pltpu.sync_copy(given_ref, rows)
+        pltpu.sync_copy(closed_ref.at[pl.ds(rows[...][0], 8)], buffer)
+        pltpu.sync_copy(buffer, closed_ref.at[pl.ds(0, 8)])
+
+    def make():
+        return pl.kernel(
+            read_outside,
+            mesh=vector_mesh(),
+            scratch_types=[pltpu.VMEM((8,), jnp.int32), pltpu.VMEM((8,), jnp.float32)],
+        )
+
+    closed_ref = jax.new_ref(jnp.asarray(X))
+    kernel = make()
+    with cokernel.pallas.enabled():
+        if is_made_inside:
+            kernel = make()
+        name = "closed_ref" if is_made_inside else "argument1"
+        with pytest.raises(Exception, match=f"OutOfBounds: dma_start of '{name}' .*60 to 67"):
+            jax.block_until_ready(kernel(indices) or closed_ref[...])
 
 
 def test_the_forced_interpreter_gives_way():

@@ -108,6 +108,7 @@ from jax._src.interpreters.mlir import register_lowering
 from jax._src.interpreters.mlir import _lowerings as common_lowerings
 from jax._src.interpreters.mlir import _platform_specific_lowerings as platform_lowerings
 from jax._src.pallas.mpmd import mpmd_map as stock_mpmd_map
+from jax._src.pallas import mpmd as stock_mpmd
 from jax._src.pallas.mpmd import mpmd_map_p as stock_mpmd_map_p
 
 # Transformations

@@ -37,7 +37,7 @@ def unify(signature: Signature, traced: Sequence[Any]) -> tuple[list[Any], list[
     }
     names: dict[int, str] = {}
     for fn in fns:
-        names = {**_closed_over_names(fn), **names}
+        names = {**closed_over_names(fn), **names}
     for key in consts:
         if key in passed:
             raise ValueError(
@@ -71,7 +71,7 @@ def _with_const_inputs(
     )
 
 
-def _closed_over_names(fn: Callable[..., Any]) -> dict[int, str]:
+def closed_over_names(fn: Callable[..., Any]) -> dict[int, str]:
     """Returns the names of the variables that a function closes over, by the value's identity."""
     names: dict[int, str] = {}
     for name, leaf in _closed_over_values(fn):
@@ -115,7 +115,7 @@ def _closed_over_values(fn: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _check_consts(jaxpr: Any, fn: Callable[..., Any]) -> None:
-    names = _closed_over_names(fn)
+    names = closed_over_names(fn)
     refused = []
     for const in jaxpr.consts:
         aval = jax.typeof(const)

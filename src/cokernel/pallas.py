@@ -3,20 +3,25 @@
 Everything by which such a program is written (`pl.kernel` in its three forms, `pl.core_map`, with
 their decorators) ends in one place: JAX binds its own primitive. While stock kernels are enabled,
 Cokernel's primitive is bound there instead, with the same jaxprs. So they have its behaviour under
-every transformation as well. Nothing else of JAX is changed, and `pl.pallas_call` not at all.
+every transformation as well. On the way there, two functions of JAX are made to keep the names of
+what programs close over, for messages. `pl.pallas_call` is not touched.
 """
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cokernel import _jax, meshes, primitive
+from cokernel import _jax, closures, meshes, primitive
 
 # Part of the key of JAX's caches, so that nothing traced or compiled with it serves without it.
 _enabled: Any = _jax.config_ext.Config(
     "cokernel_pallas", False, include_in_jit_key=True, include_in_trace_context=True
 )
+
+
+_stock_make_kernel: Any = _jax.stock_mpmd._mpmd_map
+_stock_unify: Any = _jax.stock_mpmd._dedup_consts_and_unify_jaxpr_signatures
 
 
 class _Hooks:
@@ -34,6 +39,8 @@ class _Hooks:
             if self._users == 0:
                 # An attribute of the one object hides the method of its class.
                 _jax.stock_mpmd_map_p.bind = _bind
+                _jax.stock_mpmd._mpmd_map = _make_kernel
+                _jax.stock_mpmd._dedup_consts_and_unify_jaxpr_signatures = _unify
                 _jax.register_lowering(_jax.stock_mpmd_map_p, _lower, platform="cpu")
             self._users += 1
 
@@ -42,6 +49,8 @@ class _Hooks:
             self._users -= 1
             if self._users == 0:
                 del _jax.stock_mpmd_map_p.bind
+                _jax.stock_mpmd._mpmd_map = _stock_make_kernel
+                _jax.stock_mpmd._dedup_consts_and_unify_jaxpr_signatures = _stock_unify
                 del _jax.platform_lowerings["cpu"][_jax.stock_mpmd_map_p]
 
 
@@ -95,6 +104,47 @@ def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     if not _enabled.value:
         return _jax.common_lowerings[_jax.stock_mpmd_map_p].rule(ctx, *operands, **params)
     return primitive.lower(ctx, *operands, **_own_params(params))
+
+
+class _Tracing(threading.local):
+    """The functions of the kernel that this thread traces."""
+
+    fns: tuple[Callable[..., None], ...] = ()
+
+
+_tracing = _Tracing()
+
+
+def _make_kernel(meshes_and_fns: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """Makes a kernel as JAX does, which remembers its functions for `_unify`."""
+    run = _stock_make_kernel(meshes_and_fns, *args, **kwargs)
+    fns = tuple(fn for _, fn in meshes_and_fns)
+
+    def wrapper(*operands: Any) -> Any:
+        outer, _tracing.fns = _tracing.fns, fns
+        try:
+            return run(*operands)
+        finally:
+            _tracing.fns = outer
+
+    return wrapper
+
+
+def _unify(jaxprs: Sequence[Any], consts_per_fn: Any, flat_args: Sequence[Any], *rest: Any) -> Any:
+    """Makes inputs of what programs close over, as JAX does, and keeps the names of all inputs."""
+    unified, consts = _stock_unify(jaxprs, consts_per_fn, flat_args, *rest)
+    names = jaxprs[0].debug_info.arg_names
+    if not _enabled.value or names is None:
+        return unified, consts
+    closed_over: dict[int, str] = {}
+    for fn in _tracing.fns:
+        closed_over = {**closures.closed_over_names(fn), **closed_over}
+    new_names = [closed_over.get(id(_jax.get_referent(const)), "") for const in consts]
+    end = len(flat_args)
+    names = (*names[:end], *new_names, *names[end:])
+    return [
+        jaxpr.replace(debug_info=jaxpr.debug_info._replace(arg_names=names)) for jaxpr in unified
+    ], consts
 
 
 def _own_params(params: Mapping[str, Any]) -> dict[str, Any]:
