@@ -38,7 +38,7 @@ def read(context: Context, view: View) -> Value:
         return buffer
     base, arrays = (
         view.strided_part(),
-        tuple(_in_memory(context, array) for array in view.indices.arrays),
+        tuple(in_memory(context, array) for array in view.indices.arrays),
     )
     indices = view.indices
 
@@ -57,7 +57,8 @@ def _numbers(view: View) -> range:
     return range(np.dtype(view.dtype).itemsize // np.dtype(view.pieces.dtype).itemsize)
 
 
-def _in_memory(context: Context, array: Value) -> Value:
+def in_memory(context: Context, array: Value) -> Value:
+    """An array of indices in a form in which a loop reads it quickly."""
     # A lane of a vector picked by a loop counter would go through the stack each time.
     return context.materialise(array) if isinstance(array, Packed) and array.size > 8 else array
 
@@ -144,10 +145,10 @@ def _write_picked(context: Context, view: View, value: Value, add: Any) -> None:
     indices = view.indices
     assert indices is not None
     base = view.strided_part()
-    arrays = [_in_memory(context, array) for array in indices.arrays]
+    arrays = [in_memory(context, array) for array in indices.arrays]
     if view.ref.memory in value.roots():
         value = context.copy(value)
-    value = _in_memory(context, value)
+    value = in_memory(context, value)
     operands: list[Value] = [base, value, *arrays]
     leaves = [leaf for operand in operands for leaf in operand.leaves()]
     inner = context.function.sibling("scatter", [leaf.type for leaf in leaves])

@@ -21,6 +21,14 @@ SUSPENDING = frozenset(
         _jax.sc_primitives.barrier_p,
     }
 )
+# Primitives in front of which the scheduler of checked mode may let others go first.
+STEPS = frozenset(
+    {
+        _jax.pallas_primitives.semaphore_signal_p,
+        _jax.tpu_primitives.dma_start_p,
+        _jax.sc_primitives.fetch_and_add_p,
+    }
+)
 
 
 def inner_jaxprs(eqn: Any) -> Iterable[Any]:
@@ -31,11 +39,13 @@ def inner_jaxprs(eqn: Any) -> Iterable[Any]:
                 yield item
 
 
-def may_suspend(jaxpr: Any) -> bool:
-    """Whether running the jaxpr can suspend the core."""
-    silent = finished_copies(jaxpr)
+def may_suspend(jaxpr: Any, *, is_checked: bool) -> bool:
+    """Whether running the jaxpr can suspend the core; in checked mode there are more places."""
+    silent = frozenset() if is_checked else finished_copies(jaxpr)
     return any(
-        equation_may_suspend(eqn) for number, eqn in enumerate(jaxpr.eqns) if number not in silent
+        equation_may_suspend(eqn, is_checked=is_checked)
+        for number, eqn in enumerate(jaxpr.eqns)
+        if number not in silent
     )
 
 
@@ -70,7 +80,7 @@ class StoredProduct:
     store: int
 
 
-def stored_products(jaxpr: Any) -> list[StoredProduct]:
+def stored_products(jaxpr: Any, *, is_checked: bool) -> list[StoredProduct]:
     """The products that can be summed in the memory of the Ref that they are meant for."""
     users: dict[Any, list[int]] = {}
     for number, eqn in enumerate(jaxpr.eqns):
@@ -98,7 +108,8 @@ def stored_products(jaxpr: Any) -> list[StoredProduct]:
         if any(result in users for result in jaxpr.eqns[store].outvars):
             continue
         # What the product reads must still be there when it is stored.
-        if not any(map(writes_memory, jaxpr.eqns[number + 1 : store])):
+        between = jaxpr.eqns[number + 1 : store]
+        if not any(writes_memory(other, is_checked=is_checked) for other in between):
             products.append(StoredProduct(number, addition, store))
     return products
 
@@ -118,10 +129,13 @@ def _same_operands(one: Any, other: Any) -> bool:
     )
 
 
-def equation_may_suspend(eqn: Any) -> bool:
+def equation_may_suspend(eqn: Any, *, is_checked: bool) -> bool:
     """Whether an equation can suspend the core, itself or in a jaxpr it runs."""
     return (
-        eqn.primitive in SUSPENDING or is_polling(eqn) or any(map(may_suspend, inner_jaxprs(eqn)))
+        eqn.primitive in SUSPENDING
+        or (is_checked and eqn.primitive in STEPS)
+        or is_polling(eqn)
+        or any(may_suspend(inner, is_checked=is_checked) for inner in inner_jaxprs(eqn))
     )
 
 
@@ -149,11 +163,11 @@ def _plain_space(space: Any) -> Any:
     return space.memory_space if isinstance(space, _jax.CoreMemorySpace) else space
 
 
-def writes_memory(eqn: Any) -> bool:
+def writes_memory(eqn: Any, *, is_checked: bool) -> bool:
     """Whether memory may change while the equation runs, by its own doing or, as it may suspend, by
     another core's.
     """
-    return equation_may_suspend(eqn) or any(
+    return equation_may_suspend(eqn, is_checked=is_checked) or any(
         not isinstance(effect, _jax.ReadEffect | _jax.NamedAxisEffect) for effect in eqn.effects
     )
 

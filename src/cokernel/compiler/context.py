@@ -74,10 +74,20 @@ class Context:
         self.pipeline_position: Buffer | None = None
         # Whether the equation at hand is one of `analysis.finished_copies`.
         self.is_silent = False
+        # How many accesses to memory checked mode has been told of; see `program.py`.
+        self.probe_count = 0
+        # In checked mode, for each jaxpr being walked, innermost last: the Refs whose scope ends
+        # with it, and the operations that made them.
+        self.open_scopes: list[list[tuple[Any, str]]] = []
 
     @property
     def builder(self) -> ir.IRBuilder:
         return self.function.builder
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether code is emitted for checked mode."""
+        return self.kernel.checked is not None
 
     # Places in the user's program.
 

@@ -186,6 +186,8 @@ class FunctionBuilder:
         The resume point is saved in front of the call, because another worker may resume the core
         while the call returns.
         """
+        if not self.can_suspend:
+            raise AssertionError("only a coroutine suspends; analysis.py knows where it may")
         builder = self.builder
         saved = builder.call(self.external("llvm.coro.save", token, [pointer]), [self._handle])
         proceed = emit_call()

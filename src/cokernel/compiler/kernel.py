@@ -10,6 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 from cokernel import _jax
+from cokernel.checking.options import Checked
 from cokernel.compiler.access import read
 from cokernel.compiler.analysis import may_suspend, uses_barrier
 from cokernel.compiler.context import Context, Program, SharedFunction
@@ -20,6 +21,7 @@ from cokernel.compiler.keys import without_keys
 from cokernel.compiler.layout import MemoryLayout
 from cokernel.compiler.ops import load_rules
 from cokernel.compiler.pipelines import without_pipelines
+from cokernel.compiler.probes import Access
 from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.sites import SiteTable
 from cokernel.compiler.transforms import resolve
@@ -41,6 +43,8 @@ class CompiledKernel:
     # `MemoryLayout.describe`.
     memory: dict[str, Any]
     callbacks: list[dict[str, Any]]
+    # Sentences that say what the probes of checked mode cannot see.
+    unchecked: list[str]
 
 
 class Kernel:
@@ -60,6 +64,7 @@ class Kernel:
         outer_sizes: Sequence[int],
         bounds_checks: bool,
         offsets: dict[str, int],
+        checked: Checked | None = None,
     ):
         self.name = name
         self.jaxprs = tuple(
@@ -70,6 +75,9 @@ class Kernel:
         self.external_meshes = tuple(external_meshes)
         self.bounds_checks = bounds_checks
         self.offsets = offsets
+        # What checked mode is to look for; None in native mode, whose code has no probes.
+        self.checked = checked
+        self.unchecked: list[str] = []
         self.operand_count = operand_count
         self.result_count = result_count
         # Axes of a shard_map around the kernel; their indices are passed as operands behind the
@@ -114,7 +122,7 @@ class Kernel:
             axis_sizes=dict(mesh.shape),
             sites=self.sites,
             arena=self.layout.arenas[number],
-            can_suspend=may_suspend(jaxpr),
+            can_suspend=may_suspend(jaxpr, is_checked=self.checked is not None),
         )
 
     # Code.
@@ -135,7 +143,7 @@ class Kernel:
             arguments = [
                 ref
                 if isinstance(var.aval, _jax.AbstractRef)
-                else read(context, resolve(context, ref, (), "read"))
+                else read(context, resolve(context, ref, (), "read", access=Access.READ))
                 for var, ref in zip(jaxpr.invars, refs, strict=True)
             ]
             self.layout.clear_accumulators(context)
@@ -147,8 +155,9 @@ class Kernel:
             ir=str(self.module),
             spec=self._spec(),
             sites=self.sites.to_list(),
-            memory=self.layout.describe(),
+            memory=self.layout.describe(with_refs=self.checked is not None),
             callbacks=self.callbacks,
+            unchecked=self.unchecked,
         )
 
     def _inline_the_rarely_shared(self) -> None:
@@ -187,7 +196,11 @@ class Kernel:
             "shared_bytes": self.layout.shared_arena.size,
             "device_bytes": self.layout.device_arena.size,
             "instance_operands": self.layout.instance_operands,
+            **({} if self.checked is None else {"checked": self._checked_spec(self.checked)}),
         }
+
+    def _checked_spec(self, checked: Checked) -> dict[str, Any]:
+        return {**checked.for_runtime(), "outputs": self.layout.fresh_outputs()}
 
     # What rules ask.
 
@@ -195,6 +208,14 @@ class Kernel:
         """Registers a Python function that compiled code calls; returns its number."""
         self.callbacks.append({"function": function, "operands": operands, "results": results})
         return len(self.callbacks) - 1
+
+    def note_unchecked(self, context: Context, what: str, why: str) -> None:
+        """Remembers an operation that checked mode cannot look into."""
+        if self.checked is None:
+            return
+        sentence = f"{context.describe()}: {what}: {why}"
+        if sentence not in self.unchecked:
+            self.unchecked.append(sentence)
 
     def core_address(self, context: Context, program: int, index: Index) -> ir.Value:
         """The address of another core: number `index`, row-major, of a program."""

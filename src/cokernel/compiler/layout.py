@@ -20,8 +20,11 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.context import Context
 from cokernel.compiler.memory import Arena
+from cokernel.compiler.memory_map import DescribedRef, describe_refs
 from cokernel.compiler.nests import fill_zero
+from cokernel.compiler.probes import Access, allocated, probe_whole, released
 from cokernel.compiler.refs import Place, RefValue
+from cokernel.compiler.sites import SourceLine
 
 _PRIVATE_SPACES = (
     _jax.TpuMemorySpace.VMEM,
@@ -74,6 +77,8 @@ class MemoryLayout:
         self._scoped_semaphores: list[int] = []
         self._scoped_names: dict[int, list[list[Any]]] = {}
         self._barrier_semaphores: dict[tuple[int, Any], RefValue] = {}
+        # Scoped Refs and the lines that allocate them, by program; kept in checked mode only.
+        self._scoped_refs: dict[int, list[tuple[RefValue, SourceLine | None]]] = {}
         # The RefValues of each program's parameters.
         self.refs = self._plan_refs()
 
@@ -215,10 +220,26 @@ class MemoryLayout:
         self._permanent.append(allocation)
         return allocation.offset
 
-    def allocate_scoped(self, context: Context, aval: Any, name: str) -> RefValue:
+    def allocate_scoped(self, context: Context, aval: Any, name: str, operation: str) -> RefValue:
         """Memory for a Ref that a program allocates while it runs: private memory is used again
-        after the scope.
+        after the scope. `operation` is what the program calls to get it.
         """
+        ref = self._allocate_scoped(context, aval, name)
+        if context.is_checked:
+            self._scoped_refs.setdefault(context.program.index, []).append((ref, context.line))
+            # All cores that share memory meet this line, each when it comes to it.
+            if ref.place is Place.PRIVATE:
+                allocated(context, ref, operation, starts_at_zero=not self.has_remote_access)
+            if isinstance(space_of(aval)[0], _jax.AccMemorySpace):
+                probe_whole(context, ref, Access.WRITE, operation)
+        return ref
+
+    def release_scoped(self, context: Context, ref: RefValue, operation: str) -> None:
+        """Says in checked mode that the scope of a Ref has ended."""
+        if context.is_checked and ref.place is Place.PRIVATE:
+            released(context, ref, operation, starts_at_zero=not self.has_remote_access)
+
+    def _allocate_scoped(self, context: Context, aval: Any, name: str) -> RefValue:
         program = context.program.index
         size = aval.size * dtypes.itemsize(aval.dtype)
         space, mesh = space_of(aval)
@@ -263,7 +284,10 @@ class MemoryLayout:
         size = math.prod(shape) * dtypes.itemsize(aval.dtype)
         offset = self._keep(self.device_arena, size)
         ref = self._ref(aval, name, Place.DEVICE, offset, None)
-        return dataclasses.replace(ref, shape=shape)
+        ref = dataclasses.replace(ref, shape=shape)
+        if context.is_checked:
+            self._scoped_refs.setdefault(context.program.index, []).append((ref, context.line))
+        return ref
 
     def clear_accumulators(self, context: Context) -> None:
         """Clears the accumulators of matrix units among a program's scratch: they start at zero."""
@@ -273,6 +297,7 @@ class MemoryLayout:
             space, _ = space_of(variable.aval)
             if isinstance(space, _jax.AccMemorySpace) and ref.program == program:
                 fill_zero(context, ref.address(context), ref.nbytes)
+                probe_whole(context, ref, Access.WRITE, "accumulator")
 
     def barrier_semaphore(self, program: int, tag: Any, aval: Any) -> RefValue:
         """The semaphore that `get_barrier_semaphore(tag)` means in a program: one per core, for the
@@ -313,13 +338,14 @@ class MemoryLayout:
                 return self.barrier_semaphore(other, tags[0], aval)
         return ref
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, *, with_refs: bool) -> dict[str, Any]:
         """Which semaphore lies where, as plain data for reports.
 
         "semaphores": for each program those in the private block of its cores, as [offset, bytes,
         name, shape]. "instances": for each buffer that holds one instance per core of a mesh its
         "name", "shape", "bytes" (of one instance), "program" (None if the mesh has none here) and
-        the "axes" and "sizes" of the mesh. "axes": the axes of each program's mesh.
+        the "axes" and "sizes" of the mesh. "axes": the axes of each program's mesh. "refs": every
+        Ref of the kernel, if `with_refs`; see `describe_refs`.
         """
         semaphores: dict[str, list[list[Any]]] = {}
         for program in range(len(self.meshes)):
@@ -348,4 +374,34 @@ class MemoryLayout:
             "semaphores": semaphores,
             "instances": instances,
             "axes": [[str(axis) for axis in mesh.shape] for mesh in self.meshes],
+            **({"refs": self._describe_refs()} if with_refs else {}),
         }
+
+    def fresh_outputs(self) -> list[list[int]]:
+        """The results that hold anything at the start of a launch: the number of each one's buffer,
+        and the bytes of an element.
+        """
+        results = self.refs[0][self.operand_count : self.operand_count + self.result_count]
+        return [
+            [ref.offset, ref.itemsize]
+            for ref in results
+            if ref.place is Place.OPERAND and ref.overwrites is None
+        ]
+
+    def _describe_refs(self) -> list[dict[str, Any]]:
+        """Where every Ref lies, for reports of checked mode: see `describe_refs`."""
+        scratch_count = len(self.refs[0]) - self.operand_count - self.result_count
+        kinds = [
+            *["argument"] * self.operand_count,
+            *["output"] * self.result_count,
+            *["scratch"] * scratch_count,
+        ]
+        known = [
+            DescribedRef(ref, kind, None) for ref, kind in zip(self.refs[0], kinds, strict=True)
+        ]
+        known += [
+            DescribedRef(ref, "scoped", line)
+            for refs in self._scoped_refs.values()
+            for ref, line in refs
+        ]
+        return describe_refs(known)

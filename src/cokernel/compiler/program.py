@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cokernel import _jax
+from cokernel.compiler import dtypes
 from cokernel.compiler.analysis import (
     StoredProduct,
     finished_copies,
@@ -16,7 +17,7 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import RULES
-from cokernel.compiler.refs import root_of
+from cokernel.compiler.refs import AnyRef, root_of
 from cokernel.compiler.sites import SourceLine
 from cokernel.compiler.values import Expression, Value, array_constant
 
@@ -33,12 +34,15 @@ def lower_jaxpr(
     env.update(zip(jaxpr.constvars, constants, strict=True))
     env.update(zip(jaxpr.invars, arguments, strict=True))
     uses, last_use = _uses(jaxpr)
-    silent = finished_copies(jaxpr)
-    products = {product.store: product for product in stored_products(jaxpr)}
+    is_checked = context.is_checked
+    silent = frozenset() if is_checked else finished_copies(jaxpr)
+    stored = stored_products(jaxpr, is_checked=is_checked)
+    products = {product.store: product for product in stored}
     _use_operands_later(jaxpr, products.values(), last_use)
     deferred = {product.product for product in products.values()}
     deferred |= {product.addition for product in products.values() if product.addition is not None}
     enclosing = context.line
+    context.open_scopes.append([])
     for number, eqn in enumerate(jaxpr.eqns):
         if number in deferred:
             continue
@@ -50,13 +54,16 @@ def lower_jaxpr(
             _forget(env, eqn, number, last_use)
             continue
         operands = [read_atom(context, env, atom) for atom in eqn.invars]
-        if writes_memory(eqn):
+        if writes_memory(eqn, is_checked=is_checked):
             _keep_live_values(context, env, eqn, number, last_use)
             operands = [read_atom(context, env, atom) for atom in eqn.invars]
         context.is_silent = number in silent
         eqn = _without_unused(eqn, uses)
         _refuse_complex_values(context, eqn)
+        probe_count = context.probe_count
         results = apply_rule(context, eqn, operands)
+        if is_checked and context.probe_count == probe_count:
+            _note_unseen_accesses(context, eqn, operands)
         del operands
         for variable, result in zip(eqn.outvars, results, strict=True):
             if isinstance(variable, _jax.DropVar):
@@ -67,7 +74,25 @@ def lower_jaxpr(
         del results
         _forget(env, eqn, number, last_use)
     context.line = enclosing
-    return [read_atom(context, env, atom) for atom in jaxpr.outvars]
+    results = [read_atom(context, env, atom) for atom in jaxpr.outvars]
+    return _leave_scopes(context, results)
+
+
+def _leave_scopes(context: Context, results: list[Any]) -> list[Any]:
+    """Ends the scopes that checked mode has to be told of, and returns the jaxpr's results in a
+    form that outlasts them.
+    """
+    scopes = context.open_scopes.pop()
+    if not scopes:
+        return results
+    escaping = [root_of(result)[0] for result in results if isinstance(result, AnyRef)]
+    results = [context.keep(item) if not isinstance(item, AnyRef) else item for item in results]
+    for ref, operation in scopes:
+        if ref in escaping:
+            context.open_scopes[-1].append((ref, operation))
+        else:
+            context.kernel.layout.release_scoped(context, ref, operation)
+    return results
 
 
 def _without_unused(eqn: Any, uses: Counter) -> Any:
@@ -128,6 +153,31 @@ def _store_product(
         [value] = apply_rule(context, addition, [other, value] if is_second else [value, other])
     context.line = store_line
     apply_rule(context, store, [ref, value, *indices])
+
+
+# These are given Refs, and neither read nor write their memory.
+_WITHOUT_ACCESS = frozenset(
+    {
+        _jax.tpu_primitives.touch_p,
+        _jax.tpu_primitives.has_memory_space_p,
+        _jax.tpu_primitives.dma_wait_p,
+    }
+)
+
+
+def _note_unseen_accesses(context: Context, eqn: Any, operands: Sequence[Any]) -> None:
+    """Says of a primitive that reads or writes Refs without a probe that checked mode is blind to
+    it.
+    """
+    if eqn.primitive in _WITHOUT_ACCESS or any(True for _ in inner_jaxprs(eqn)):
+        return
+    if any(isinstance(item, AnyRef) and not _is_semaphore(item) for item in operands):
+        why = "what it does to Refs is not seen"
+        context.kernel.note_unchecked(context, eqn.primitive.name, why)
+
+
+def _is_semaphore(ref: AnyRef) -> bool:
+    return dtypes.is_semaphore(root_of(ref)[0].dtype)
 
 
 def _refuse_complex_values(context: Context, eqn: Any) -> None:

@@ -20,6 +20,7 @@ from cokernel.compiler.bounds import check_array, check_slice, widen_index
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import ElementBuilder, Index
+from cokernel.compiler.probes import Access, probe
 from cokernel.compiler.refs import IndexArrays, View
 from cokernel.compiler.values import Expression, Packed, Value
 
@@ -50,6 +51,9 @@ def scattered(context: Context, view: View, operation: str) -> View:
             f"{context.describe()}: a part of {view.ref.name!r} whose size is known only at run "
             "time, indexed or reshaped again"
         )
+    for item in indices.arrays:
+        if isinstance(item, View):
+            probe(context, item, Access.READ, operation)
     arrays = [read(context, item) if isinstance(item, View) else item for item in indices.arrays]
     for array, extent in zip(arrays, indices.extents, strict=True):
         check_array(context, view, array, extent, indices.ignored, operation)

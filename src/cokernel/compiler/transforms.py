@@ -16,6 +16,7 @@ from cokernel.compiler.bounds import check_array, check_slice
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import FunctionBuilder, Index
+from cokernel.compiler.probes import Access, probe
 from cokernel.compiler.refs import AnyRef, IndexArrays, Pieces, View, root_of
 from cokernel.compiler.values import Value, row_major
 
@@ -26,11 +27,13 @@ def resolve(
     transforms: Sequence[Any],
     operation: str,
     *,
+    access: Access,
     at: ir.Value | None = None,
     is_dma: bool = False,
     clips: bool = False,
 ) -> View:
-    """What `transforms` select of a Ref, with every dynamic index checked. `at` is the base address
+    """What `transforms` select of a Ref, with every dynamic index checked. `access` says what the
+    rule goes on to do with all of it; checked mode reports that here. `at` is the base address
     of the instance, this core's own if None. With `is_dma` arrays of indices are neither read nor
     checked here. With `clips` a slice that begins inside and ends outside is cut off.
     """
@@ -41,6 +44,7 @@ def resolve(
     view = View(ref, address, ref.dtype, ref.shape, strides)
     for transform in transforms:
         view = _apply(context, view, transform, operation, is_dma, clips)
+    probe(context, view, access, operation)
     return view
 
 
@@ -193,7 +197,8 @@ def _index(
             ignored, index = index.ignored_value, index.values
         positions.append(len(extents))
         if isinstance(index, AnyRef):
-            index_view = resolve(context, index, (), "read")
+            access = Access.NONE if is_dma else Access.READ
+            index_view = resolve(context, index, (), "read", access=access)
             index = index_view if is_dma else read(context, index_view)
         elif isinstance(index, Value | int) and not getattr(index, "shape", ()):
             start = _as_index(context, index)
@@ -301,7 +306,7 @@ def _position(context: Context, index: Any) -> Any:
             f"{context.describe()}: Indices in a dimension of a Ref that an array has indexed"
         )
     if isinstance(index, AnyRef):
-        return read(context, resolve(context, index, (), "read"))
+        return read(context, resolve(context, index, (), "read", access=Access.READ))
     if isinstance(index, Value) and index.shape:
         return index
     return _as_index(context, index)

@@ -1,6 +1,7 @@
 """CPU: compiles a kernel with LLVM and calls it through one XLA custom call."""
 
 import collections
+import dataclasses
 import functools
 import json
 import threading
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from cokernel import _jax, _runtime, meshes, parameters, primitive
+from cokernel.checking.options import Checked, from_interpret
 from cokernel.compiler import cache, fingerprint
 from cokernel.lowering import CPU_CALL_TARGET
 
@@ -31,7 +33,8 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     """
     options = parameters.resolve(params["compiler_params"])
     outer = _outer_axes(ctx, params)
-    text, module, callbacks = _module(ctx, params, options, outer)
+    checked = from_interpret(params["interpret"])
+    text, module, callbacks = _module(ctx, params, options, outer, checked)
     if options.dump_llvm:
         print(module["ir"])
     key = _key(text, callbacks)
@@ -114,10 +117,11 @@ def _module(
     params: Mapping[str, Any],
     options: parameters.CompilerParams,
     outer: Mapping[Any, int],
+    checked: Checked | None,
 ) -> tuple[str, dict[str, Any], list[dict[str, Any]]]:
     """The module as text and as plain data, from the cache if it is there, and the callbacks that
     go with it."""
-    name = _cache_name(ctx, params, options, outer)
+    name = _cache_name(ctx, params, options, outer, checked)
     stored = None if name is None else cache.read(name)
     if stored is not None:
         text = stored.decode()
@@ -126,7 +130,7 @@ def _module(
 
         if blas.offers_all(module["ir"]):
             return text, module, []
-    module, callbacks = _compile(ctx, params, options, outer)
+    module, callbacks = _compile(ctx, params, options, outer, checked)
     text = json.dumps(module, separators=(",", ":"))
     # What calls Python functions means nothing in another process.
     if name is not None and not callbacks:
@@ -139,6 +143,7 @@ def _cache_name(
     params: Mapping[str, Any],
     options: parameters.CompilerParams,
     outer: Mapping[Any, int],
+    checked: Checked | None,
 ) -> str | None:
     """The name under which the kernel's module is cached; None if it cannot be."""
     if cache.cache_folder() is None:
@@ -152,7 +157,7 @@ def _cache_name(
     counts = len(ctx.avals_in), len(params["out_avals"])
     surroundings = dict(outer), meshes.current_target(), codegen.host(), _runtime.abi_offsets()
     try:
-        digest = fingerprint.fingerprint(kernel, counts, options, surroundings)
+        digest = fingerprint.fingerprint(kernel, counts, options, checked, surroundings)
     except fingerprint.Unknown:
         return None
     return f"{digest}.json"
@@ -163,6 +168,7 @@ def _compile(
     params: Mapping[str, Any],
     options: parameters.CompilerParams,
     outer: Mapping[Any, int],
+    checked: Checked | None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The module as plain data, and the callbacks that go with it."""
     # Importing the compiler takes a moment, which `import cokernel` should not.
@@ -178,8 +184,9 @@ def _compile(
         aliases=params["input_output_aliases"],
         outer_axes=list(outer),
         outer_sizes=list(outer.values()),
-        bounds_checks=options.bounds_checks,
+        bounds_checks=options.bounds_checks if checked is None else checked.bounds,
         offsets=_runtime.abi_offsets(),
+        checked=checked,
     )
     compiled = kernel.compile()
     spec = dict(compiled.spec)
@@ -188,6 +195,9 @@ def _compile(
     spec["help"] = "auto" if options.num_workers is None else "always"
     spec["time_limit_s"] = options.time_limit_s or 0.0
     module = {"ir": compiled.ir, "spec": spec, "sites": compiled.sites, "memory": compiled.memory}
+    if checked is not None:
+        module["checked"] = dataclasses.asdict(checked)
+        module["unchecked"] = compiled.unchecked
     return module, compiled.callbacks
 
 
@@ -209,6 +219,16 @@ def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[s
         {**program, "entry": code.address(program["entry"])} for program in spec["programs"]
     ]
     spec["report"] = functools.partial(_describe, sites=module["sites"], memory=module["memory"])
+    if "checked" in module:
+        from cokernel.checking.report import finish_launch
+
+        spec["checked_report"] = functools.partial(
+            finish_launch,
+            options=Checked(**module["checked"]),
+            sites=module["sites"],
+            memory=module["memory"],
+            not_checked=module["unchecked"],
+        )
     spec["callbacks"] = list(callbacks)
     spec["keep_alive"] = code
     _runtime.register_executable(key, spec)

@@ -21,8 +21,9 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i32, i64, void
 from cokernel.compiler.function import Index
 from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.probes import Access
 from cokernel.compiler.program import lower_jaxpr
-from cokernel.compiler.refs import AnyRef, BoundRef, RefValue
+from cokernel.compiler.refs import AnyRef, BoundRef, RefValue, root_of
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
     Buffer,
@@ -186,7 +187,7 @@ def run_loop(
     """
     registers, buffers = carried.start(context, initial)
     operands = passable(context, operands)
-    in_place = equation_may_suspend(eqn) or (
+    in_place = equation_may_suspend(eqn, is_checked=context.is_checked) or (
         not context.function.is_program and context.function.loop_count < LOOPS_IN_A_FUNCTION
     )
     if in_place:
@@ -289,7 +290,9 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     cond_count, body_count = params["cond_nconsts"], params["body_nconsts"]
     constants, initial = operands[: cond_count + body_count], operands[cond_count + body_count :]
     carried = Carried([variable.aval for variable in body.outvars])
-    polls = is_polling(eqn) and not may_suspend(body) and not may_suspend(condition)
+    polls = is_polling(eqn) and not any(
+        may_suspend(part, is_checked=context.is_checked) for part in (body, condition)
+    )
 
     def emit(items: list[Any], registers: list[ir.Value], buffers: list[Buffer]) -> list[ir.Value]:
         function = context.function
@@ -326,10 +329,13 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
 
 
 def _yield_sometimes(context: Context, counter: ir.Value) -> ir.Value:
-    """Lets other cores run after every so many iterations of a loop that polls memory; returns the
-    next count.
+    """Lets other cores run after every so many iterations of a loop that polls memory, in checked
+    mode after each; returns the next count.
     """
     function, builder = context.function, context.builder
+    if context.is_checked:
+        yield_core(context, "while")
+        return counter
     following = builder.add(counter, ir.Constant(i64, 1))
     is_time = builder.icmp_unsigned(
         "==", builder.urem(following, ir.Constant(i64, POLLS_BEFORE_YIELD)), ir.Constant(i64, 0)
@@ -349,7 +355,8 @@ def yield_core(context: Context, operation: str, name: str = "") -> None:
     site = context.site(operation, name)
 
     def call() -> None:
-        context.function.call_external("cokernel_yield", void, [context.function.core, site])
+        name = "cokernel_checked_yield" if context.is_checked else "cokernel_yield"
+        context.function.call_external(name, void, [context.function.core, site])
 
     context.function.suspend_unless(call)
 
@@ -425,9 +432,12 @@ def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         for variable, name in zip(body.invars, names, strict=True)
     ]
     results = lower_jaxpr(context, body, refs, constants=operands)
-    return [
+    results = [
         context.keep(context.materialise(r) if isinstance(r, Expression) else r) for r in results
     ]
+    for ref in refs:
+        context.kernel.layout.release_scoped(context, root_of(ref)[0], "run_scoped")
+    return results
 
 
 def _scoped(context: Context, aval: Any, name: str, axes: tuple[str, ...]) -> AnyRef:
@@ -442,7 +452,7 @@ def _scoped(context: Context, aval: Any, name: str, axes: tuple[str, ...]) -> An
     own_axes = [axis for axis in sizes if axis not in axes]
     layout = context.kernel.layout
     if not axes:
-        return layout.allocate_scoped(context, aval, name)
+        return layout.allocate_scoped(context, aval, name, "run_scoped")
     ref = layout.allocate_collective(context, aval, name, [sizes[axis] for axis in own_axes])
     if not own_axes:
         return ref
@@ -462,20 +472,29 @@ def _jax_names(body: Any) -> list[str]:
 @rule(_jax.empty_ref_p)
 def _empty_ref(context: Context, eqn: Any) -> RefValue:
     [result] = eqn.outvars
-    return context.kernel.layout.allocate_scoped(context, result.aval, "empty_ref")
+    return _scoped_until_the_end(context, result.aval, "empty_ref")
 
 
 @rule(_jax.ref_p)
 def _new_ref(context: Context, eqn: Any, initial: Value) -> RefValue:
     [result] = eqn.outvars
-    ref = context.kernel.layout.allocate_scoped(context, result.aval, "new_ref")
-    write(context, resolve(context, ref, (), "write"), initial)
+    ref = _scoped_until_the_end(context, result.aval, "new_ref")
+    write(context, resolve(context, ref, (), "write", access=Access.WRITE), initial)
+    return ref
+
+
+def _scoped_until_the_end(context: Context, aval: Any, operation: str) -> RefValue:
+    """Memory whose scope is the rest of the jaxpr that asks for it."""
+    ref = context.kernel.layout.allocate_scoped(context, aval, operation, operation)
+    if context.is_checked:
+        # A copy that has not been waited for may still be on its way when nobody uses the Ref.
+        context.open_scopes[-1].append((ref, operation))
     return ref
 
 
 @rule(_jax.freeze_p)
 def _freeze(context: Context, eqn: Any, ref: RefValue) -> Value:
-    return context.keep(read(context, resolve(context, ref, (), "read")))
+    return context.keep(read(context, resolve(context, ref, (), "read", access=Access.READ)))
 
 
 @rule(_jax.axis_index_p)

@@ -19,7 +19,7 @@ from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.ops.locks import in_locked_pieces, locked
 from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.refs import IndexArrays, View
-from cokernel.compiler.values import Buffer, load_element, make_packed, store_element
+from cokernel.compiler.values import load_element, make_packed, store_element
 
 # A contiguous run of a known size up to this many bytes is moved through vector registers, without
 # a call.
@@ -39,6 +39,11 @@ class Picks:
     step: int
     extent: Index
     dimension: int
+    # The Ref that holds the indices, by its name; None for a value of the program, whose bytes
+    # lie one after the other in checked mode.
+    ref: str | None
+    # What keeps the memory of such a value reserved.
+    owner: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +79,10 @@ def _picks(context: Context, indices: IndexArrays, number: int) -> Picks:
     array = indices.arrays[number]
     if isinstance(array, View):
         address, extents, strides = array.address, array.extents, tuple(array.strides)
-        dtype = np.dtype(array.dtype)
+        dtype, owner, name = np.dtype(array.dtype), None, array.ref.name
     else:
-        buffer: Buffer = context.materialise(array)
-        dtype = buffer.dtype
+        buffer = context.dense(array) if context.is_checked else context.materialise(array)
+        dtype, owner, name = buffer.dtype, buffer, None
         address, extents = buffer.address, buffer.shape
         strides = tuple(stride * dtype.itemsize for stride in buffer.strides)
     # An extent of one is broadcast.
@@ -92,7 +97,22 @@ def _picks(context: Context, indices: IndexArrays, number: int) -> Picks:
         indices.strides[number],
         indices.extents[number],
         indices.dimensions[number],
+        name,
+        owner,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """What a DMA copies, or adds to what is there; `is_atomic` says that other cores may add to it
+    at the same time.
+    """
+
+    target: Side
+    source: Side
+    dtype: Any
+    add: bool
+    is_atomic: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,11 +162,13 @@ def copy(
     *,
     add: bool = False,
     is_atomic: bool = False,
+    watch: Callable[[MoveRun], MoveRun] | None = None,
 ) -> None:
     """Copies `source` to `target`, of the same extents, or adds it there. Indices are checked as
     they are used.
 
-    `is_atomic` says that other cores may add to the target at the same time.
+    `is_atomic` says that other cores may add to the target at the same time. `watch` wraps what
+    moves one run; checked mode watches the runs that indices pick.
     """
     itemsize = dtypes.itemsize(dtype)
     if any(isinstance(extent, int) and extent == 0 for extent in target.extents):
@@ -161,10 +183,33 @@ def copy(
             add_run = _add_run_locked if is_atomic else _add_run
             add_run(context, function, to, origin, size, np.dtype(dtype))
 
+    if watch is not None:
+        move = watch(move)
     is_picked = bool(source.picks or target.picks)
     if not plan.picked and not plan.strided and not add and not is_picked:
         return move(context.function, target.address, source.address, plan.run)
     _copy_in_loops(context, target, source, plan, operation, move)
+
+
+def copy_block(
+    context: Context,
+    block: Block,
+    operation: str,
+    watch: Callable[[MoveRun], MoveRun] | None = None,
+) -> None:
+    """Copies a block, or adds it. Indices are checked as they are used. `watch` wraps what moves
+    one run; checked mode watches the runs that indices pick.
+    """
+    copy(
+        context,
+        block.target,
+        block.source,
+        block.dtype,
+        operation,
+        add=block.add,
+        is_atomic=block.is_atomic,
+        watch=watch,
+    )
 
 
 def _copy_in_loops(

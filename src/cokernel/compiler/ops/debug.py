@@ -16,6 +16,7 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i1
 from cokernel.compiler.ops.callbacks import call_python
 from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.probes import Access
 from cokernel.compiler.refs import AnyRef, RefValue, root_of
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Value
@@ -37,7 +38,7 @@ def _contents(context: Context, operand: Any) -> Value:
     """An operand that may be a Ref as a value."""
     if isinstance(operand, AnyRef):
         root, transforms = root_of(operand)
-        return read(context, resolve(context, root, transforms, "debug_print"))
+        return read(context, resolve(context, root, transforms, "debug_print", access=Access.READ))
     return operand
 
 
@@ -85,6 +86,7 @@ def _debug_callback(context: Context, eqn: Any, *operands: Value) -> list[Any]:
         return ()
 
     values = [_contents(context, operand) for operand in operands]
+    context.kernel.note_unchecked(context, "debug_callback", "what Python does is not seen")
     return call_python(context, call, values, (), "debug_callback")
 
 
@@ -99,6 +101,7 @@ def _callback(context: Context, eqn: Any, *operands: Value) -> list[Value]:
         return results if has_wide_types else [_without_wide_types(result) for result in results]
 
     avals = eqn.params["result_avals"]
+    context.kernel.note_unchecked(context, eqn.primitive.name, "what Python does is not seen")
     return call_python(context, call, operands, avals, eqn.primitive.name)
 
 

@@ -12,11 +12,12 @@ from cokernel.compiler import dtypes
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import Index
-from cokernel.compiler.ops import copies
+from cokernel.compiler.ops import checked_dma, copies
 from cokernel.compiler.ops.registry import rule
-from cokernel.compiler.ops.sync import semaphore_at, signal, wait, written_name
+from cokernel.compiler.ops.sync import SemaphoreAt, semaphore_at, signal, wait, written_name
 from cokernel.compiler.ops.targets import find_target, require
 from cokernel.compiler.pieces import spread
+from cokernel.compiler.probes import Access, step
 from cokernel.compiler.refs import AnyRef, Place, RefValue, View, root_of
 from cokernel.compiler.transforms import resolve, smaller, subcores_of_chip
 from cokernel.compiler.values import Value
@@ -139,7 +140,8 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
     )
     address = {"device_id": device_id, "device_id_type": eqn.params["device_id_type"]}
     sources, targets = _choice(source), _choice(target)
-    arrival = departure = None
+    arrival: SemaphoreAt | None = None
+    departure: SemaphoreAt | None = None
     if target_semaphore is not None and not context.is_silent:
         arrival = semaphore_at(context, target_semaphore, operation, **address)
     if source_semaphore is not None:
@@ -147,20 +149,43 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
 
     add, clips = eqn.params["add"], _is_of_pipeline(eqn)
 
-    def copy(origin: Selected, to: Selected) -> None:
-        _copy(context, origin, to, operation, address, add=add, clips=clips)
+    def for_chosen(copy: Callable[[Selected, Selected], None]) -> None:
+        _for_chosen(
+            context,
+            sources,
+            operation,
+            lambda origin: _for_chosen(context, targets, operation, lambda to: copy(origin, to)),
+        )
 
-    _for_chosen(
-        context,
-        sources,
-        operation,
-        lambda origin: _for_chosen(context, targets, operation, lambda to: copy(origin, to)),
-    )
-    moved = byte_count(context, targets.options[0])
-    _count_dma(context, moved)
+    def block(origin: Selected, to: Selected) -> copies.Block:
+        return _block(context, origin, to, operation, address, add=add, clips=clips)
+
     keys = tuple(semaphore.key for semaphore in (arrival, departure) if semaphore is not None)
     name = written_name(*targets.options[0])
-    site = context.site(operation, name, signals=keys, source=written_name(*sources.options[0]))
+    written_source = written_name(*sources.options[0])
+    if context.is_checked:
+        site = context.site(operation, name, signals=keys, source=written_source)
+        moved = byte_count(context, targets.options[0])
+        _count_dma(context, moved)
+        signals = checked_dma.Signals(
+            arrival, moved, departure, byte_count(context, sources.options[0])
+        )
+        if signals.any:
+            step(context, site)
+        for_chosen(
+            lambda origin, to: checked_dma.start(
+                context,
+                block(origin, to),
+                operation,
+                site,
+                signals,
+            )
+        )
+        return
+    for_chosen(lambda origin, to: copies.copy_block(context, block(origin, to), operation))
+    moved = byte_count(context, targets.options[0])
+    _count_dma(context, moved)
+    site = context.site(operation, name, signals=keys, source=written_source)
     if arrival is not None:
         signal(context, arrival, moved, site)
     if departure is not None:
@@ -184,7 +209,7 @@ def _is_of_pipeline(eqn: Any) -> bool:
     return False
 
 
-def _copy(
+def _block(
     context: Context,
     origin: Selected,
     to: Selected,
@@ -193,7 +218,8 @@ def _copy(
     *,
     add: bool,
     clips: bool,
-) -> None:
+) -> copies.Block:
+    """Where a DMA copies from and to."""
     (source_root, source_transforms), (target_root, target_transforms) = origin, to
     source_target = find_target(context, source_root, operation, written_name(*origin))
     target = find_target(context, target_root, operation, written_name(*to), **address)
@@ -202,6 +228,7 @@ def _copy(
         source_root,
         source_transforms,
         operation,
+        access=Access.NONE,
         at=source_target.address(context),
         is_dma=True,
         clips=clips,
@@ -211,6 +238,7 @@ def _copy(
         target_root,
         target_transforms,
         operation,
+        access=Access.NONE,
         at=target.address(context),
         is_dma=True,
         clips=clips,
@@ -232,15 +260,8 @@ def _copy(
         target_side = dataclasses.replace(target_side, extents=common)
     else:
         target_side = _same_extents(context, source_side, target_side, operation, origin, to)
-    copies.copy(
-        context,
-        target_side,
-        source_side,
-        target_view.dtype,
-        operation,
-        add=add,
-        is_atomic=not (target.ref.place is Place.PRIVATE and target.is_own),
-    )
+    is_atomic = not (target.ref.place is Place.PRIVATE and target.is_own)
+    return copies.Block(target_side, source_side, target_view.dtype, add, is_atomic)
 
 
 def _in_common_pieces(context: Context, source: View, target: View, add: bool) -> tuple[View, View]:
@@ -317,4 +338,4 @@ def _dma_wait(context: Context, eqn: Any, *operands: Any) -> None:
     site = context.site(
         "dma_wait", at.name, waits=at.key, target=written_name(*selected), **details
     )
-    wait(context, at, amount, True, site)
+    wait(context, at, amount, True, site, is_dma=True)

@@ -19,6 +19,7 @@ from cokernel.compiler.ops.apply import convert, emit_elementwise
 from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
 from cokernel.compiler.ops.reduce import in_function, reduce_value
 from cokernel.compiler.ops.registry import Operation, rule
+from cokernel.compiler.probes import Access, probe
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Buffer, Value, is_small, make_packed, shuffle
 
@@ -93,13 +94,16 @@ def store_product(
         return False
     if other is not None and (other.shape, other.dtype) != ((m, n), result.dtype):
         return False
-    view = resolve(context, ref, jax.tree.unflatten(store.params["tree"], indices), "write")
+    transforms = jax.tree.unflatten(store.params["tree"], indices)
+    view = resolve(context, ref, transforms, "write", access=Access.NONE)
     if view.indices is not None or view.ref.memory in left.roots() | right.roots():
         return False
     target = view.buffer()
     if target.shape != (m, n) or target.dtype != np.float32 or target.strides[1] != 1:
         return False
     adds = other is not None or store.primitive is _jax.addupdate_p
+    is_sum = store.primitive is _jax.addupdate_p
+    probe(context, view, Access.UPDATE if is_sum else Access.WRITE, "write")
     if other is not None and not is_same_place(other, target):
         write(context, view, other)
     left = views.take_view(

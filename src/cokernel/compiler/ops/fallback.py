@@ -45,6 +45,7 @@ def through_xla(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         raise NotImplementedError(f"{where} has side effects, and has no rule for the CPU")
     run = _compile(eqn, [(operand.shape, operand.dtype) for operand in operands], where)
     _warn_once(primitive, where)
+    context.kernel.note_unchecked(context, primitive.name, "XLA runs it, outside the program")
 
     def call(core: dict[str, Any], *arrays: np.ndarray) -> Sequence[np.ndarray]:
         return run(*arrays)

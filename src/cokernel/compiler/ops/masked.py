@@ -18,6 +18,13 @@ from cokernel.compiler.ops.apply import apply
 from cokernel.compiler.ops.control import outlined
 from cokernel.compiler.ops.masks import fail_index, fits_a_register, lanes_of, masked_store
 from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.probes import (
+    Access,
+    access_site,
+    is_probed,
+    probe_masked,
+    probe_run,
+)
 from cokernel.compiler.refs import View
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
@@ -49,10 +56,10 @@ class _Place:
                 if isinstance(index, _jax.Slice) and not _is_known(context, index.start)
             ]
         if not self.starts:
-            self.view = resolve(context, ref, transforms, operation)
+            self.view = resolve(context, ref, transforms, operation, access=Access.NONE)
             self.shape = tuple(self.view.shape)
             return
-        self.view = resolve(context, ref, transforms[:-1], operation)
+        self.view = resolve(context, ref, transforms[:-1], operation, access=Access.NONE)
         self.shape = tuple(index.size for index in last.indices if isinstance(index, _jax.Slice))
 
     @property
@@ -82,9 +89,16 @@ def _broadcast(context: Context, value: Value, shape: Sequence[int]) -> Value:
 
 
 def _walk(
-    context: Context, place: _Place, mask: Value, operands: Sequence[Value], step: Any
+    context: Context,
+    place: _Place,
+    mask: Value,
+    operands: Sequence[Value],
+    step: Any,
+    access: Access,
 ) -> None:
-    """Runs `step(function, index, address, operands)` for each element that the mask selects."""
+    """Runs `step(function, index, address, operands)` for each element that the mask selects.
+    `access` is what that does to places that are checked only here.
+    """
     if 0 in place.shape:
         return
     positions: list[Value] = []
@@ -106,7 +120,12 @@ def _walk(
             taken = mask_in.element(ElementBuilder(function), index)
             with function.builder.if_then(taken):
                 where = _where(context, function, place, starts, index)
-                step(function, index, base.element_address(function, where), rest[len(positions) :])
+                address = base.element_address(function, where)
+                if not place.is_checked and is_probed(context):
+                    site = access_site(context, place.view, place.operation)
+                    itemsize = base.dtype.itemsize
+                    probe_run(context, site, access, address, itemsize, itemsize)
+                step(function, index, address, rest[len(positions) :])
         return []
 
     outlined(context, place.operation, [*fixed, *operands], [], build)
@@ -148,7 +167,7 @@ def _check(context: Context, place: _Place, dimension: int, position: ir.Value) 
 def _masked_load(context: Context, eqn: Any, *operands: Any) -> Value:
     ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
     if mask is None:
-        return read(context, resolve(context, ref, transforms, "load"))
+        return read(context, resolve(context, ref, transforms, "load", access=Access.READ))
     return _load(context, _Place(context, ref, transforms, "load"), mask, other)
 
 
@@ -157,6 +176,7 @@ def _load(context: Context, place: _Place, mask: Value, other: Value | None) -> 
     dtype = np.dtype(place.view.dtype)
     other = None if other is None else _broadcast(context, other, place.shape)
     if place.is_checked:
+        probe_masked(context, place.view, mask, Access.READ, place.operation)
         value = read(context, place.view)
         # Without `other` the elements that are left out are undefined.
         return value if other is None else _select(context, mask, value, other)
@@ -172,7 +192,7 @@ def _load(context: Context, place: _Place, mask: Value, other: Value | None) -> 
         register = load_element(function, address, dtype)
         store_element(function, register, inside[0].element_address(function, index), dtype)
 
-    _walk(context, place, mask, [target], step)
+    _walk(context, place, mask, [target], step, Access.READ)
     if place.shape and not is_small(place.shape, dtype):
         return target
     return make_packed(place.shape, dtype, context.pack(target))
@@ -188,7 +208,8 @@ def _masked_swap(context: Context, eqn: Any, *operands: Any) -> Value:
     ref, transforms, value, mask = eqn.params["args_tree"].unflatten(operands)
     is_used = not isinstance(eqn.outvars[0], _jax.DropVar)
     if mask is None:
-        view = resolve(context, ref, transforms, "store")
+        access = Access.UPDATE if is_used else Access.WRITE
+        view = resolve(context, ref, transforms, "store", access=access)
         old = context.keep(read(context, view)) if is_used else value
         write(context, view, value)
         return old
@@ -203,6 +224,8 @@ def _masked_swap(context: Context, eqn: Any, *operands: Any) -> Value:
 
 
 def _store(context: Context, place: _Place, mask: Value, value: Value) -> None:
+    if place.is_checked:
+        probe_masked(context, place.view, mask, Access.WRITE, place.operation)
     if place.is_checked and place.view.indices is None:
         buffer = place.view.buffer()
         if fits_a_register(buffer):
@@ -220,7 +243,7 @@ def _store(context: Context, place: _Place, mask: Value, value: Value) -> None:
         register = inside[0].element(ElementBuilder(function), index)
         store_element(function, register, address, dtype)
 
-    _walk(context, place, mask, [context.materialise(value)], step)
+    _walk(context, place, mask, [context.materialise(value)], step, Access.WRITE)
 
 
 def _store_picked(context: Context, view: View, mask: Value, value: Value) -> None:

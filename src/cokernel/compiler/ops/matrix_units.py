@@ -28,6 +28,7 @@ from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.ops.targets import require
 from cokernel.compiler.ops.traced import lower_traced
+from cokernel.compiler.probes import Access
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Buffer, Value, array_constant, make_packed
 
@@ -118,14 +119,16 @@ def _matmul_acc_lhs(context: Context, eqn: Any, ref: Any, left: Value, *operands
     space, _ = space_of(eqn.invars[0].aval)
     number = space.mxu_id
     weights = _loaded(context, number, eqn.params["load_staged_rhs"])
-    view = resolve(context, ref, _accumulator(operands, eqn), "matmul_acc_lhs")
+    transforms = _accumulator(operands, eqn)
+    view = resolve(context, ref, transforms, "matmul_acc_lhs", access=Access.UPDATE)
     product = _product(context, left, weights, view.dtype)
     accumulate(context, view, product, lambda one, other: add_values(context, one, other))
 
 
 @rule(TPU.matmul_pop_p)
 def _matmul_pop(context: Context, eqn: Any, ref: Any, *operands: Any) -> Value:
-    view = resolve(context, ref, _accumulator(operands, eqn), "matmul_pop")
+    transforms = _accumulator(operands, eqn)
+    view = resolve(context, ref, transforms, "matmul_pop", access=Access.UPDATE)
     result = context.keep(read(context, view))
     zero = array_constant(context.function, np.zeros((), view.dtype))
     register = context.scalar(zero)

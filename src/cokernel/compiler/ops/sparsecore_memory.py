@@ -18,7 +18,7 @@ from cokernel import _jax
 from cokernel.compiler import dtypes, nests
 from cokernel.compiler.access import accumulate, read
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import i1, i32, i64, pointer, void
+from cokernel.compiler.dtypes import i1, i32, i64, void
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops.control import outlined
 from cokernel.compiler.ops.copies import add_in_place
@@ -36,7 +36,16 @@ from cokernel.compiler.ops.masks import (
 )
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.state import add_values
-from cokernel.compiler.refs import Place, View
+from cokernel.compiler.probes import (
+    Access,
+    access_site,
+    is_probed,
+    probe_front,
+    probe_lanes,
+    probe_run,
+    vector_gep,
+)
+from cokernel.compiler.refs import Place, View, root_of
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
     Buffer,
@@ -69,17 +78,17 @@ def _front(
     """
     last = transforms[-1] if transforms else None
     if not isinstance(last, _jax.NDIndexer):
-        return resolve(context, ref, transforms, operation)
+        return resolve(context, ref, transforms, operation, access=Access.NONE)
     slices = [n for n, index in enumerate(last.indices) if isinstance(index, _jax.Slice)]
     if len(slices) != 1 or isinstance(last.indices[slices[0]].start, int):
-        return resolve(context, ref, transforms, operation)
+        return resolve(context, ref, transforms, operation, access=Access.NONE)
     [dimension] = slices
     whole = last.indices[dimension]
     used = Scalar((), np.dtype(np.int64), count_true(context, mask))
     indices = list(last.indices)
     indices[dimension] = _jax.Slice(whole.start, used, whole.stride)
     front = _jax.NDIndexer(tuple(indices), last.shape, last.int_indexer_shape)
-    view = resolve(context, ref, (*transforms[:-1], front), operation)
+    view = resolve(context, ref, (*transforms[:-1], front), operation, access=Access.NONE)
     return dataclasses.replace(view, extents=(whole.size,))
 
 
@@ -89,12 +98,22 @@ def _unflatten(eqn: Any, operands: Sequence[Any]) -> tuple[Any, Any]:
     return jax.tree.unflatten(eqn.params["tree"], flat), mask
 
 
+def _probe_front(context: Context, view: View, mask: Value, access: Access, operation: str) -> None:
+    if is_probed(context):
+        probe_front(context, view, count_true(context, mask), access, operation)
+
+
+def _access_of_sum(is_atomic: bool) -> Access:
+    return Access.ATOMIC if is_atomic else Access.UPDATE
+
+
 @rule(SC.load_p)
 def _load_expanded(context: Context, eqn: Any, ref: Any, *operands: Any) -> Value:
     transforms, mask = _unflatten(eqn, operands)
     if mask is None:
-        return read(context, resolve(context, ref, transforms, "read"))
+        return read(context, resolve(context, ref, transforms, "read", access=Access.READ))
     view = _front(context, ref, transforms, mask, "load_expanded")
+    _probe_front(context, view, mask, Access.READ, "load_expanded")
     buffer = view.buffer()
     if fits_a_register(buffer):
         taken = lanes_of(context, mask)
@@ -161,13 +180,16 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
     transforms, mask = _unflatten(eqn, operands)
     add = eqn.params["add"]
     if mask is None:
-        _add_whole(context, resolve(context, ref, transforms, "addupdate"), value)
+        root, _ = root_of(ref)
+        access = _access_of_sum(root.place is not Place.PRIVATE)
+        _add_whole(context, resolve(context, ref, transforms, "addupdate", access=access), value)
         return value
-    view = _front(
-        context, ref, transforms, mask, "addupdate_compressed" if add else "store_compressed"
-    )
+    operation = "addupdate_compressed" if add else "store_compressed"
+    view = _front(context, ref, transforms, mask, operation)
     buffer = view.buffer()
     is_atomic = add and is_shared(view)
+    access = _access_of_sum(is_atomic) if add else Access.WRITE
+    _probe_front(context, view, mask, access, operation)
     if fits_a_register(buffer) and not is_atomic:
         _compress_in_register(context, buffer, value, mask, add)
         return value
@@ -264,19 +286,7 @@ class _Lanes:
 
     def addresses(self, context: Context) -> ir.Value:
         """Where the elements are, in one register."""
-        gep = ir.instructions.GEPInstr(
-            context.builder.block,
-            self.base,
-            [self.offsets],
-            False,
-            "lanes",
-            source_etype=dtypes.i8,
-        )
-        # llvmlite does not know that a vector of indices gives a vector of pointers.
-        count = lane_count(self.offsets)
-        gep.type = ir.VectorType(pointer, count) if count > 1 else pointer
-        context.builder._insert(gep)
-        return gep
+        return vector_gep(context, self.base, self.offsets)
 
 
 def _pick_lanes(
@@ -346,11 +356,12 @@ def _is_vector(indices: Sequence[Value], dtype: Any) -> bool:
 @rule(SC.gather_p)
 def _load_gather(context: Context, eqn: Any, *operands: Any) -> Value:
     ref, transforms, indices, mask = eqn.params["tree"].unflatten(operands)
-    view = resolve(context, ref, transforms, "load_gather")
+    view = resolve(context, ref, transforms, "load_gather", access=Access.NONE)
     dtype = np.dtype(view.dtype)
     shape = tuple(eqn.outvars[0].aval.shape)
     if _is_vector(indices, dtype) and shape != (1,):
         lanes = _pick_lanes(context, view, indices, mask, "load_gather")
+        _probe_lanes(context, view, lanes, mask, Access.READ, "load_gather")
         kind = ir.VectorType(dtypes.memory_type(dtype), shape[0])
         addresses = lanes.addresses(context)
         loaded = context.function.intrinsic(
@@ -367,7 +378,7 @@ def _load_gather(context: Context, eqn: Any, *operands: Any) -> Value:
         register = load_element(function, address, dtype)
         store_element(function, register, inside[0].element_address(function, [position]), dtype)
 
-    _each_lane(context, view, indices, mask, "load_gather", [target], step)
+    _each_lane(context, view, indices, mask, "load_gather", [target], step, Access.READ)
     return _settled(context, target)
 
 
@@ -376,11 +387,13 @@ def _store_scatter(context: Context, eqn: Any, *operands: Any) -> None:
     ref, transforms, indices, value, mask = eqn.params["tree"].unflatten(operands)
     add = eqn.params["add"]
     operation = "addupdate_scatter" if add else "store_scatter"
-    view = resolve(context, ref, transforms, operation)
+    view = resolve(context, ref, transforms, operation, access=Access.NONE)
     dtype = np.dtype(view.dtype)
     is_atomic = add and is_shared(view)
+    access = _access_of_sum(is_atomic) if add else Access.WRITE
     if _is_vector(indices, dtype) and value.size > 1 and not is_atomic:
         lanes = _pick_lanes(context, view, indices, mask, operation)
+        _probe_lanes(context, view, lanes, mask, access, operation)
         if add:
             return _add_lanes(context, lanes, context.pack(value), dtype, mask is not None)
         # Of lanes with one address the last one counts: LLVM stores them in order.
@@ -399,8 +412,22 @@ def _store_scatter(context: Context, eqn: Any, *operands: Any) -> None:
         else:
             store_element(function, register, address, dtype)
 
-    _each_lane(context, view, indices, mask, operation, [context.materialise(value)], step)
+    values = [context.materialise(value)]
+    _each_lane(context, view, indices, mask, operation, values, step, access)
     return None
+
+
+def _probe_lanes(
+    context: Context,
+    view: View,
+    lanes: _Lanes,
+    mask: Value | None,
+    access: Access,
+    operation: str,
+) -> None:
+    if is_probed(context):
+        taken = None if mask is None else lanes.mask
+        probe_lanes(context, view, access, operation, lanes.addresses(context), taken)
 
 
 def _add_lanes(
@@ -436,9 +463,10 @@ def _each_lane(
     operation: str,
     operands: Sequence[Value],
     step: Callable[[Index, ir.Value, list[Any]], None],
+    access: Access,
 ) -> None:
     """Runs a step for each selected element of the index arrays, in order, with its position and
-    its address.
+    its address. `access` is what the step does there.
     """
     [count] = {array.size for array in indices if array.shape}
     base = view.buffer()
@@ -470,6 +498,10 @@ def _each_lane(
             extent = view.extents[dimension]
             _check_lanes(context, view, dimension, wide, extent, always, operation)
             index.append(wide)
-        step(position, base_in.element_address(function, index), others)
+        address = base_in.element_address(function, index)
+        if is_probed(context):
+            site = access_site(context, view, operation)
+            probe_run(context, site, access, address, base.dtype.itemsize, base.dtype.itemsize)
+        step(position, address, others)
 
     outlined(context, operation, [*passed, *operands], [], build)

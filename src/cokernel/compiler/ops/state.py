@@ -11,6 +11,7 @@ from cokernel.compiler import views
 from cokernel.compiler.access import accumulate, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import ELEMENT_RULES, apply_elementwise, rule
+from cokernel.compiler.probes import Access
 from cokernel.compiler.refs import RefValue
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Value
@@ -19,15 +20,16 @@ from cokernel.compiler.values import Value
 @rule(_jax.get_p)
 def _get(context: Context, eqn: Any, ref: RefValue, *indices: Any) -> Value:
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
-    return read(context, resolve(context, ref, transforms, "read"))
+    return read(context, resolve(context, ref, transforms, "read", access=Access.READ))
 
 
 @rule(_jax.swap_p)
 def _swap(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any) -> Value | None:
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
-    view = resolve(context, ref, transforms, "write")
-    [result] = eqn.outvars
-    old = None if isinstance(result, _jax.DropVar) else context.keep(read(context, view))
+    is_dropped = isinstance(eqn.outvars[0], _jax.DropVar)
+    access = Access.WRITE if is_dropped else Access.UPDATE
+    view = resolve(context, ref, transforms, "write", access=access)
+    old = None if is_dropped else context.keep(read(context, view))
     write(context, view, value)
     # A dropped result still takes its place in the list of results.
     return value if old is None else old
@@ -36,7 +38,7 @@ def _swap(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any
 @rule(_jax.addupdate_p)
 def _addupdate(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any) -> None:
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
-    view = resolve(context, ref, transforms, "addupdate")
+    view = resolve(context, ref, transforms, "addupdate", access=Access.UPDATE)
     accumulate(context, view, value, lambda left, right: add_values(context, left, right))
 
 

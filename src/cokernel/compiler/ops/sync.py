@@ -15,6 +15,7 @@ from cokernel.compiler.function import Index
 from cokernel.compiler.ops.control import yield_core
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.targets import Target, find_target, require, static_position
+from cokernel.compiler.probes import Access, step
 from cokernel.compiler.refs import Place, RefValue, View, root_of
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Scalar, Value, row_major
@@ -78,7 +79,7 @@ def semaphore_at(
         core_index=core_index,
     )
     base = target.address(context)
-    view = resolve(context, root, transforms, operation, at=base)
+    view = resolve(context, root, transforms, operation, access=Access.NONE, at=base)
     if any(extent != 1 for extent in view.extents):
         raise ValueError(
             f"{context.describe()}: {operation} needs one semaphore, but {name!r} has the shape "
@@ -135,17 +136,27 @@ def semaphore_key(target: Target, offset: int | None) -> tuple[Any, ...]:
 def signal(context: Context, semaphore: SemaphoreAt, amount: Index, site: ir.Constant) -> None:
     """Adds to a semaphore."""
     function = context.function
+    if context.is_checked:
+        step(context, site)
     function.call_external(
-        "cokernel_semaphore_signal",
+        "cokernel_checked_signal" if context.is_checked else "cokernel_semaphore_signal",
         void,
         [function.core, semaphore.address, function.index(amount), site],
     )
 
 
 def wait(
-    context: Context, semaphore: SemaphoreAt, amount: Index, decrement: bool, site: ir.Constant
+    context: Context,
+    semaphore: SemaphoreAt,
+    amount: Index,
+    decrement: bool,
+    site: ir.Constant,
+    *,
+    is_dma: bool = False,
 ) -> None:
-    """Blocks until a semaphore has counted to `amount`, and takes that from it if `decrement`."""
+    """Blocks until a semaphore has counted to `amount`, and takes that from it if `decrement`.
+    `is_dma` says that the amount is the bytes of a copy.
+    """
     function = context.function
     arguments = [
         function.core,
@@ -154,9 +165,11 @@ def wait(
         ir.Constant(i32, int(decrement)),
         site,
     ]
-    function.suspend_unless(
-        lambda: function.call_external("cokernel_semaphore_wait", i32, arguments)
-    )
+    name = "cokernel_semaphore_wait"
+    if context.is_checked:
+        name = "cokernel_checked_wait"
+        arguments.insert(-1, ir.Constant(i32, int(is_dma)))
+    function.suspend_unless(lambda: function.call_external(name, i32, arguments))
 
 
 def _unflatten(eqn: Any, operands: Sequence[Any]) -> Any:
@@ -216,9 +229,12 @@ def _semaphore_read(context: Context, eqn: Any, *operands: Any) -> Value:
     # turn first.
     yield_core(context, "semaphore_read", semaphore.name)
     function = context.function
-    count = function.call_external(
-        "cokernel_semaphore_read", i32, [function.core, semaphore.address]
-    )
+    arguments = [function.core, semaphore.address]
+    name = "cokernel_semaphore_read"
+    if context.is_checked:
+        name = "cokernel_checked_read"
+        arguments.append(context.site("semaphore_read", semaphore.name))
+    count = function.call_external(name, i32, arguments)
     return Scalar((), np.dtype(np.int32), count)
 
 
@@ -233,9 +249,8 @@ def _subcore_barrier(context: Context, eqn: Any) -> None:
         )
     function = context.function
     site = context.site("subcore_barrier", "barrier")
-    function.suspend_unless(
-        lambda: function.call_external("cokernel_barrier_wait", i32, [function.core, site])
-    )
+    name = "cokernel_checked_barrier" if context.is_checked else "cokernel_barrier_wait"
+    function.suspend_unless(lambda: function.call_external(name, i32, [function.core, site]))
 
 
 @rule(_jax.tpu_primitives.get_barrier_semaphore_p)
@@ -266,7 +281,16 @@ def _fetch_and_add(
     axis = list(mesh.shape)[-1]
     target = find_target(context, ref, operation, ref.name, device_id={axis: subcore})
     indexer = _jax.NDIndexer(tuple(indices), ref.shape, ())
-    view: View = resolve(context, ref, (indexer,), operation, at=target.address(context))
+    if context.is_checked:
+        step(context, context.site(operation, ref.name))
+    view: View = resolve(
+        context,
+        ref,
+        (indexer,),
+        operation,
+        access=Access.SYNCHRONISING,
+        at=target.address(context),
+    )
     amount = context.scalar(value)
     old = context.builder.atomic_rmw("add", view.address, amount, "acq_rel")
     return Scalar((), np.dtype(np.int32), old)
