@@ -23,6 +23,7 @@ from jax._src.core import Var
 from jax._src.core import _pp_eqn as print_equation
 from jax._src.core import check_jaxpr
 from jax._src.core import custom_typechecks
+from jax._src.core import eval_jaxpr
 from jax._src.core import extend_axis_env_nd
 from jax._src.core import get_axis_env
 from jax._src.core import get_referent

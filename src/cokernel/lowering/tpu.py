@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cokernel import _jax, parameters
-from cokernel.lowering import stock, tpu_mixed
+from cokernel.lowering import stock, tpu_cores, tpu_mixed
 from cokernel.meshes import CoreMesh
 
 _TPU_MESHES = (_jax.TensorCoreMesh, _jax.ScalarSubcoreMesh, _jax.VectorSubcoreMesh)
@@ -18,6 +18,7 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     """
     _check_meshes(params)
     params["compiler_params"] = compiler_params(params["compiler_params"], params["meshes"])
+    params["meshes"], params["jaxprs"] = tpu_cores.widened(params["meshes"], params["jaxprs"])
     if tpu_mixed.is_mixed(params["meshes"]):
         return tpu_mixed.lower(ctx, *operands, **params)
     return stock.lower(ctx, *operands, **params)

@@ -1,0 +1,88 @@
+"""The table in docs/platforms.md: which kernels each TPU's compiler accepts, and why not."""
+
+import collections
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+
+from cokernel import aot
+from tests.aot import corpus
+from tests.aot.corpus import Case
+
+TPUS = ("v5p", "v6e", "tpu7x")
+PAGE = corpus.ROOT / "docs" / "platforms.md"
+BEGIN = "<!-- Written by scripts/platforms.py -->\n"
+END = "<!-- End of what scripts/platforms.py writes -->\n"
+
+
+def reports(
+    cases: Sequence[Case], compiler_for: Callable[[str], aot.Compiler]
+) -> dict[Case, dict[str, aot.Report]]:
+    """Compiles every kernel that names only TPU features for every TPU."""
+    found: dict[Case, dict[str, aot.Report]] = {}
+    for case in cases:
+        if case.names_only_tpu_features:
+            found[case] = {
+                chip: aot.compile_with(compiler_for(chip), case.function, *case.args)
+                for chip in TPUS
+            }
+    return found
+
+
+def text(found: dict[Case, dict[str, aot.Report]]) -> str:
+    """Returns the table, and below it the reasons."""
+    groups: dict[tuple[str, str], list[dict[str, aot.Report]]] = collections.defaultdict(list)
+    for case, by_chip in found.items():
+        groups[case.source, case.name].append(by_chip)
+    reasons: dict[str, int] = {}
+
+    def cell(variants: Sequence[dict[str, aot.Report]], chip: str) -> str:
+        refused = [by_chip[chip] for by_chip in variants if not by_chip[chip].accepted]
+        if not refused:
+            return "compiles"
+        numbers = {reasons.setdefault(_reason(report), len(reasons) + 1) for report in refused}
+        listed = ", ".join(map(str, sorted(numbers)))
+        some = f"{len(refused)} of {len(variants)} " if len(refused) < len(variants) else ""
+        return f"{some}refused ({listed})"
+
+    rows = [
+        f"| {_link(source)} | `{name}` | {' | '.join(cell(variants, chip) for chip in TPUS)} |"
+        for (source, name), variants in sorted(groups.items())
+    ]
+    lines = [
+        f"| from | kernel | {' | '.join(TPUS)} |",
+        f"| --- | --- {'| --- ' * len(TPUS)}|",
+        *rows,
+        "",
+        *[f"{number}. {reason}" for reason, number in reasons.items()],
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _link(source: str) -> str:
+    file, _, test = source.partition("::")
+    return f"[{pathlib.Path(file).stem}](../{file})" + (f" {_words(test)}" if test else "")
+
+
+def _words(test: str) -> str:
+    return test.removeprefix("test_").replace("_", " ")
+
+
+def _reason(report: aot.Report) -> str:
+    """Returns why a kernel is refused, without what changes when a line is added somewhere."""
+    message = report.message.partition("at location")[0].partition("See https")[0]
+    message = message.partition("note: see current operation")[0].splitlines()[0]
+    message = re.sub(r"^(INTERNAL|INVALID_ARGUMENT|RESOURCE_EXHAUSTED|\w*Error): ", "", message)
+    message = re.sub(r"(\S*?)([\w.]+\.py):\d+(:\d+)?( \(\w+\))?", r"\2", message)
+    message = re.sub(r"[\w.<>-]+:\d+:\d+: error: ", "", message)
+    message = re.sub(r"^kernel '\w+' cannot run on a TPU: ", "", message)
+    place = report.place
+    where = f"`{place.program}`, {place.what}: " if place and report.stage == "compile" else ""
+    return where + message.strip()
+
+
+def page_with(table: str, page: str) -> str:
+    """Returns the page with the table in its place."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
