@@ -70,15 +70,24 @@ def _words(test: str) -> str:
 
 def _reason(report: aot.Report) -> str:
     """Returns why a kernel is refused, without what changes when a line is added somewhere."""
-    message = report.message.partition("at location")[0].partition("See https")[0]
-    message = message.partition("note: see current operation")[0].splitlines()[0]
+    message = report.message
+    for end in ("at location", "See https", "note: see current operation", "\n\n"):
+        message = message.partition(end)[0]
+    message = " ".join(message.split())
+    message = re.sub(r"[\w.<>-]+:\d+:\d+: (error|note): ", "", message)
     message = re.sub(r"^(INTERNAL|INVALID_ARGUMENT|RESOURCE_EXHAUSTED|\w*Error): ", "", message)
-    message = re.sub(r"(\S*?)([\w.]+\.py):\d+(:\d+)?( \(\w+\))?", r"\2", message)
-    message = re.sub(r"[\w.<>-]+:\d+:\d+: error: ", "", message)
-    message = re.sub(r"^kernel '\w+' cannot run on a TPU: ", "", message)
+    # Which program uses what, and where, is in the report.
+    message = re.sub(r"^kernel .* uses '\w+' at .*?\), ", "a TensorCore's program uses ", message)
+    message = re.sub(r" \S*\.py:\d+(:\d+)?", "", message)
+    return _where(report) + message
+
+
+def _where(report: aot.Report) -> str:
+    """Returns the program and the operation, where the compiler's message is about one."""
     place = report.place
-    where = f"`{place.program}`, {place.what}: " if place and report.stage == "compile" else ""
-    return where + message.strip()
+    if place is None or report.stage != "compile":
+        return ""
+    return f"`{place.program}`, {place.what}: "
 
 
 def page_with(table: str, page: str) -> str:
