@@ -74,7 +74,7 @@ def _reason(report: aot.Report) -> str:
     for end in ("at location", "See https", "note: see current operation", "\n\n"):
         message = message.partition(end)[0]
     message = " ".join(message.split())
-    message = re.sub(r"[\w.<>-]+:\d+:\d+: (error|note): ", "", message)
+    message = re.sub(r"[\w.<>-]+:\d+:\d+:( error:| note:)? ?", "", message)
     message = re.sub(r"^(INTERNAL|INVALID_ARGUMENT|RESOURCE_EXHAUSTED|\w*Error): ", "", message)
     # Which program uses what, and where, is in the report.
     message = re.sub(r"^kernel .* uses '\w+' at .*?\), ", "a TensorCore's program uses ", message)
