@@ -12,7 +12,7 @@ from cokernel.checking.options import Checked
 from cokernel.compiler.kernel import CompiledKernel, Kernel
 from cokernel.primitive import all_equations, mpmd_map_p
 
-KINDS = {0: "read", 1: "write", 2: "atomic", 3: "update", 4: "fetch_and_add"}
+KINDS = {0: "read", 1: "write", 2: "atomic", 3: "update", 4: "fetch_and_add", 5: "poll"}
 _ACCESS = re.compile(r"cokernel_checked_access\w*\"\(ptr [^,]*, i32 (\d+), i32 (\d+)")
 _CALL = re.compile(r'call \S+ @"(cokernel_\w+)"')
 

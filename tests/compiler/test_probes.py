@@ -344,3 +344,52 @@ def test_only_fresh_outputs_start_undefined():
     )
     compiled = compile_kernel(kernel, X, checked=Checked())
     assert compiled.spec["checked"]["outputs"] == [[1, 4]]
+
+
+def wait_for_a_flag(x_ref, o_ref):
+    lax.while_loop(lambda _: x_ref[0] == 0, lambda i: i + 1, 0)
+
+
+def wait_for_a_carried_flag(x_ref, o_ref):
+    lax.while_loop(lambda flag: flag == 0, lambda _: x_ref[0], x_ref[0])
+
+
+def wait_in_a_function(x_ref, o_ref):
+    @jax.jit
+    def flag():
+        return x_ref[pl.ds(0, 8)].sum()
+
+    lax.while_loop(lambda _: flag() == 0, lambda i: i + 1, 0)
+
+
+def loop_over_data(x_ref, o_ref):
+    def body(i):
+        o_ref[i] = x_ref[i]
+        return i + 1
+
+    lax.while_loop(lambda i: i < x_ref.shape[0], body, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "kinds", "yields"),
+    [
+        (wait_for_a_flag, {"poll"}, 1),
+        (wait_for_a_carried_flag, {"poll"}, 1),
+        (wait_in_a_function, {"poll"}, 1),
+        (loop_over_data, {"read"}, 0),
+    ],
+)
+def test_reads_that_decide_how_long_a_loop_lasts_are_polls(body, kinds, yields):
+    compiled = compile_kernel(plain_kernel(body), X, checked=Checked())
+    assert {kind for kind, name, _ in accesses(compiled) if name == "x_ref"} == kinds
+    assert calls(compiled)["cokernel_checked_yield"] == yields
+
+
+def test_reads_of_memory_that_is_a_cores_own_are_no_polls():
+    def body(x_ref, o_ref, mine):
+        mine[0] = 3
+        lax.while_loop(lambda _: mine[0] == x_ref[0], lambda i: i + 1, 0)
+
+    found = accesses(compile_kernel(plain_kernel(body, VMEM), X, checked=Checked()))
+    assert ("read", "mine", "read") in found
+    assert ("poll", "x_ref", "read") in found

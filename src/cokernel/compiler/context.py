@@ -74,6 +74,10 @@ class Context:
         self.pipeline_position: Buffer | None = None
         # Whether the equation at hand is one of `analysis.finished_copies`.
         self.is_silent = False
+        # In checked mode, the variables that hold what is read by polling, and whether the equation
+        # at hand reads one.
+        self.polled: set[Any] = set()
+        self.is_polled = False
         # How many accesses to memory checked mode has been told of; see `program.py`.
         self.probe_count = 0
         # In checked mode, for each jaxpr being walked, innermost last: the Refs whose scope ends

@@ -37,6 +37,8 @@ class Access(enum.Enum):
     UPDATE = 3
     # An atomic update that programs wait and signal by, such as taking a ticket.
     SYNCHRONISING = 4
+    # Reads a flag that another core will write; see `polling.py`.
+    POLL = 5
     # Nothing yet: the rule emits probes of its own, for instance for the lanes in a mask.
     NONE = -1
 
@@ -60,12 +62,16 @@ def probe(context: "Context", view: "View", access: Access, operation: str) -> N
     """Tells the runtime of an access to everything that a view shows."""
     if access is Access.NONE or dtypes.is_semaphore(view.dtype) or not is_probed(context):
         return
+    from cokernel.compiler.refs import Place
+
     if view.pieces is not None:
         from cokernel.compiler.pieces import piece
 
         for number in range(dtypes.itemsize(view.dtype) // dtypes.itemsize(view.pieces.dtype)):
             probe(context, piece(context, view, number), access, operation)
         return None
+    if access is Access.READ and context.is_polled and view.ref.place is not Place.PRIVATE:
+        access = Access.POLL
     site = access_site(context, view, operation)
     if view.indices is not None:
         return _probe_picked(context, view, access, site)

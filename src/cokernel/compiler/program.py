@@ -17,6 +17,7 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import RULES
+from cokernel.compiler.polling import polling_reads
 from cokernel.compiler.refs import AnyRef, root_of
 from cokernel.compiler.sites import SourceLine
 from cokernel.compiler.values import Expression, Value, array_constant
@@ -36,6 +37,8 @@ def lower_jaxpr(
     uses, last_use = _uses(jaxpr)
     is_checked = context.is_checked
     silent = frozenset() if is_checked else finished_copies(jaxpr)
+    if is_checked:
+        context.polled |= polling_reads(jaxpr)
     stored = stored_products(jaxpr, is_checked=is_checked)
     products = {product.store: product for product in stored}
     _use_operands_later(jaxpr, products.values(), last_use)
@@ -61,6 +64,7 @@ def lower_jaxpr(
         eqn = _without_unused(eqn, uses)
         _refuse_complex_values(context, eqn)
         probe_count = context.probe_count
+        context.is_polled = not context.polled.isdisjoint(eqn.outvars)
         results = apply_rule(context, eqn, operands)
         if is_checked and context.probe_count == probe_count:
             _note_unseen_accesses(context, eqn, operands)

@@ -21,6 +21,7 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i32, i64, void
 from cokernel.compiler.function import Index
 from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.polling import polls_by_reading
 from cokernel.compiler.probes import Access
 from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.refs import AnyRef, BoundRef, RefValue, root_of
@@ -293,6 +294,9 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     polls = is_polling(eqn) and not any(
         may_suspend(part, is_checked=context.is_checked) for part in (body, condition)
     )
+    if context.is_checked:
+        # Each of these yields costs a decision of the scheduler.
+        polls = polls_by_reading(eqn)
 
     def emit(items: list[Any], registers: list[ir.Value], buffers: list[Buffer]) -> list[ir.Value]:
         function = context.function
