@@ -166,6 +166,7 @@ from jax._src.lax.lax import dce_sink_p
 from jax._src.lax.lax import tie_p
 from jax._src.lax.lax import _ragged_dot_general_impl as ragged_dot_general_impl
 from jax._src.lax.lax import ragged_dot_general_p
+from jax._src.lax import special
 
 # Debugging and callbacks
 from jax._src.callback import io_callback_p

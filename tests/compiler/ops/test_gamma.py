@@ -1,0 +1,32 @@
+"""The incomplete gamma and beta functions and their kin are within rounding of XLA's."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests.compiler.harness import expect_close
+
+FUNCTIONS = {
+    "igamma": (lax.igamma, 2),
+    "igammac": (lax.igammac, 2),
+    "igamma_grad_a": (lax.igamma_grad_a, 2),
+    "regularized_incomplete_beta": (lax.betainc, 3),
+    "bessel_i0e": (lax.bessel_i0e, 1),
+}
+
+
+# Narrow floats go the same way for all of them.
+ROWS = [pytest.param(*each, np.float32, id=name) for name, each in FUNCTIONS.items()]
+ROWS.append(pytest.param(lax.bessel_i0e, 1, jnp.bfloat16, id="bessel_i0e-bfloat16"))
+ROWS.append(pytest.param(lax.betainc, 3, jnp.bfloat16, id="regularized_incomplete_beta-bfloat16"))
+
+
+@pytest.mark.parametrize(("function", "count", "dtype"), ROWS)
+def test_a_function_of_positive_numbers(function, count, dtype):
+    random = np.random.default_rng(0)
+    operands = [random.uniform(0.2, 6, 70) for _ in range(count)]
+    if function is lax.betainc:
+        operands[2] /= 7
+    # Chains of some hundred operations, whose functions differ in the last place.
+    expect_close(function, *(jnp.asarray(item).astype(dtype) for item in operands), ulps=200)
