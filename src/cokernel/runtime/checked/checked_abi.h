@@ -80,7 +80,8 @@ void cokernel_checked_release(cokernel::Core* core, int32_t site, void* address,
                               int32_t is_semaphore);
 
 // Whether some element of a strided block is undefined. If so, `mask` gets a byte for each, in
-// row-major order. It belongs to the read that the core probed last, which a report names.
+// row-major order; it may be null. It belongs to the read that the core probed last, which a report
+// names.
 int32_t cokernel_checked_undefined(cokernel::Core* core, void* address, int64_t element_bytes,
                                    int64_t rank, const int64_t* extents, const int64_t* strides,
                                    uint8_t* mask);

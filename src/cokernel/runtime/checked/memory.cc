@@ -218,6 +218,12 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
   if (!options_.uninitialised) return false;
   Region* region = shadow_.find(address_of(address));
   if (region == nullptr) return false;
+  if (rank == 0 || (rank == 1 && strides[0] == element_bytes)) {
+    const int64_t bytes = element_bytes * (rank == 0 ? 1 : extents[0]);
+    const uintptr_t begin = address_of(address);
+    const uintptr_t end = std::min(begin + static_cast<uintptr_t>(bytes), region->end);
+    if (!shadow_.any_undefined(*region, begin, end)) return false;
+  }
   UndefinedRead read;
   for_each_piece(element_bytes, rank, extents, strides, strides,
                  [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
@@ -233,6 +239,7 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
   if (read.core < 0) return false;
   read.element_bytes = element_bytes;
   info(core).undefined_read = read;
+  if (mask == nullptr) return true;
   int64_t count = 1;
   for (int64_t i = 0; i < rank; ++i) count *= extents[i];
   std::memset(mask, 0, static_cast<std::size_t>(count));

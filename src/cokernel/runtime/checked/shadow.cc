@@ -43,10 +43,15 @@ void Shadow::set_ranges(std::vector<std::pair<uintptr_t, uintptr_t>> ranges) {
 }
 
 Region* Shadow::find(uintptr_t address) {
+  if (last_region_ < regions_.size()) {
+    Region& last = regions_[last_region_];
+    if (address >= last.begin && address < last.end) return &last;
+  }
   const auto next =
       std::upper_bound(regions_.begin(), regions_.end(), address,
                        [](uintptr_t value, const Region& region) { return value < region.begin; });
   if (next == regions_.begin() || address >= (next - 1)->end) return nullptr;
+  last_region_ = static_cast<std::size_t>(next - 1 - regions_.begin());
   return &*(next - 1);
 }
 
@@ -106,41 +111,65 @@ void Shadow::access(Region& region, const Access& access, uintptr_t begin, uintp
   begin = std::max(begin, region.begin);
   end = std::min(end, region.end);
   if (begin >= end) return;
-  uintptr_t index = (begin >> kPageBits) - region.first_page;
+  Page* page = &region.pages[(begin >> kPageBits) - region.first_page];
   uintptr_t page_begin = begin & ~(kPageBytes - 1);
-  while (begin < end) {
-    const uintptr_t page_end = page_begin + kPageBytes;
-    const uintptr_t stop = std::min(end, page_end);
-    Page& page = region.pages[index];
-    const bool is_whole =
-        (begin == page_begin || begin == region.begin) && (stop == page_end || stop == region.end);
-    if (page.cells == nullptr) {
-      if (is_whole) {
-        touch(access, page.write, page.read, begin, stop);
-      } else {
-        if (page.write != last_.write || page.read != last_.read || access.number != last_.number) {
-          resolve(access, page.write, page.read);
-        }
-        if (last_.has_conflicts) report(access, begin, stop);
-        if (last_.new_write != page.write || last_.new_read != page.read) {
-          const uint32_t new_write = last_.new_write;
-          const uint32_t new_read = last_.new_read;
-          divide(page, begin, stop);
-          Cells& cells = *page.cells;
-          const uint32_t first = static_cast<uint32_t>((begin - page_begin) >> cells.shift);
-          const uint32_t last = static_cast<uint32_t>((stop - page_begin) >> cells.shift);
-          std::fill(cells.writes() + first, cells.writes() + last, new_write);
-          std::fill(cells.reads() + first, cells.reads() + last, new_read);
-        }
+  for (; begin < end; ++page, page_begin += kPageBytes, begin = page_begin) {
+    const uintptr_t stop = std::min(end, page_begin + kPageBytes);
+    const bool is_whole = begin == std::max(page_begin, region.begin) &&
+                          stop == std::min(page_begin + kPageBytes, region.end);
+    if (page->cells == nullptr) {
+      if (is_whole && page->split == 0) {
+        touch(access, page->write, page->read, begin, stop);
+        continue;
       }
-    } else {
-      touch_cells(access, page, page_begin, begin, stop, is_whole);
+      if (touch_part(access, region, *page, page_begin, begin, stop)) continue;
+      divide(*page, begin, stop);
     }
-    begin = stop;
-    page_begin = page_end;
-    ++index;
+    touch_cells(access, *page, page_begin, begin, stop, is_whole);
   }
   if (accesses_.size() > next_collection_) collect_if_large();
+}
+
+// An access to a part of a page that has no cells. False if it needs some.
+bool Shadow::touch_part(const Access& access, Region& region, Page& page, uintptr_t page_begin,
+                        uintptr_t begin, uintptr_t end) {
+  const uintptr_t split = page.split;
+  if (split == 0) {
+    uint32_t write = page.write;
+    uint32_t read = page.read;
+    look_up(access, write, read);
+    const bool changes = last_.new_write != write || last_.new_read != read;
+    if (changes && begin != std::max(page_begin, region.begin)) return false;
+    if (changes) {
+      page.later_write = write;
+      page.later_read = read;
+      page.write = last_.new_write;
+      page.read = last_.new_read;
+      page.split = static_cast<uint32_t>(end - page_begin);
+    }
+    if (last_.has_conflicts) report(access, begin, end);
+    return true;
+  }
+  if (begin >= page_begin + split) {
+    look_up(access, page.later_write, page.later_read);
+    const bool changes = last_.new_write != page.later_write || last_.new_read != page.later_read;
+    if (changes) {
+      // The walk goes on where it was.
+      if (begin != page_begin + split || last_.new_write != page.write ||
+          last_.new_read != page.read) {
+        return false;
+      }
+      const bool is_at_end = end == std::min(page_begin + kPageBytes, region.end);
+      page.split = is_at_end ? 0 : static_cast<uint32_t>(end - page_begin);
+    }
+    if (last_.has_conflicts) report(access, begin, end);
+    return true;
+  }
+  if (end > page_begin + split) return false;
+  look_up(access, page.write, page.read);
+  if (last_.new_write != page.write || last_.new_read != page.read) return false;
+  if (last_.has_conflicts) report(access, begin, end);
+  return true;
 }
 
 void Shadow::touch_cells(const Access& access, Page& page, uintptr_t page_begin, uintptr_t begin,
@@ -188,14 +217,18 @@ void Shadow::touch_cells(const Access& access, Page& page, uintptr_t page_begin,
 }
 
 void Shadow::divide(Page& page, uintptr_t begin, uintptr_t end) {
-  const uintptr_t offsets = (begin | end) & 7;
+  const uintptr_t offsets = (begin | end | page.split) & 7;
   const uint32_t shift =
       offsets == 0 ? 3 : static_cast<uint32_t>(__builtin_ctz(static_cast<unsigned>(offsets)));
   if (page.cells != nullptr && page.cells->shift <= shift) return;
   Cells* finer = allocate_cells(shift);
   if (page.cells == nullptr) {
-    std::fill_n(finer->writes(), finer->count, page.write);
-    std::fill_n(finer->reads(), finer->count, page.read);
+    const uint32_t split = page.split == 0 ? finer->count : page.split >> shift;
+    std::fill_n(finer->writes(), split, page.write);
+    std::fill_n(finer->reads(), split, page.read);
+    std::fill_n(finer->writes() + split, finer->count - split, page.later_write);
+    std::fill_n(finer->reads() + split, finer->count - split, page.later_read);
+    page.split = 0;
   } else {
     const uint32_t difference = page.cells->shift - shift;
     for (uint32_t i = 0; i < finer->count; ++i) {
@@ -236,11 +269,26 @@ void Shadow::make_undefined(Region& region, uintptr_t begin, uintptr_t end) {
                 [](uint32_t& write, uint32_t&, uintptr_t, uintptr_t) { write |= kUndefined; });
 }
 
-bool Shadow::any_undefined(Region& region, uintptr_t begin, uintptr_t end) {
-  bool found = false;
-  for_each_undefined(region, begin, end,
-                     [&](uintptr_t, uintptr_t, uint32_t, uint32_t) { found = true; });
-  return found;
+bool Shadow::any_undefined(const Region& region, uintptr_t begin, uintptr_t end) const {
+  const Page* page = &region.pages[(begin >> kPageBits) - region.first_page];
+  uintptr_t page_begin = begin & ~(kPageBytes - 1);
+  for (; begin < end; ++page, page_begin += kPageBytes, begin = page_begin) {
+    const uintptr_t stop = std::min(end, page_begin + kPageBytes);
+    uint32_t all = 0;
+    if (page->cells == nullptr) {
+      const uintptr_t split = page->split == 0 ? stop : page_begin + page->split;
+      if (begin < split) all |= page->write;
+      if (stop > split) all |= page->later_write;
+    } else {
+      const uint32_t shift = page->cells->shift;
+      const uint32_t* writes = page->cells->writes();
+      const auto first = static_cast<uint32_t>((begin - page_begin) >> shift);
+      const auto last = static_cast<uint32_t>((stop - 1 - page_begin) >> shift);
+      for (uint32_t i = first; i <= last; ++i) all |= writes[i];
+    }
+    if ((all & kUndefined) != 0) return true;
+  }
+  return false;
 }
 
 // Records of epochs that no cell refers to any more would fill the memory in a long launch.
@@ -253,6 +301,9 @@ void Shadow::collect_if_large() {
         if (page.cells == nullptr) {
           mark(page.write & ~kUndefined);
           mark(page.read);
+          if (page.split == 0) continue;
+          mark(page.later_write & ~kUndefined);
+          mark(page.later_read);
           continue;
         }
         for (uint32_t i = 0; i < page.cells->count; ++i) {
@@ -272,6 +323,7 @@ void Shadow::collect_if_large() {
       Page& page = region.pages[p];
       if (page.cells == nullptr) {
         rename(page.write, page.read);
+        if (page.split != 0) rename(page.later_write, page.later_read);
         continue;
       }
       for (uint32_t i = 0; i < page.cells->count; ++i) {

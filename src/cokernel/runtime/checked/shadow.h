@@ -25,13 +25,18 @@ struct Cells {
   uint32_t shift;  // The binary logarithm of the bytes of a granule.
   uint32_t count;
   uint32_t* writes() { return reinterpret_cast<uint32_t*>(this + 1); }
+  const uint32_t* writes() const { return reinterpret_cast<const uint32_t*>(this + 1); }
   uint32_t* reads() { return writes() + count; }
 };
 
+// A loop that walks through a page leaves it in two parts until it has come to the end.
 struct Page {
   uint32_t write;
   uint32_t read;
-  Cells* cells;  // Null while `write` and `read` describe all of the page.
+  uint32_t later_write;  // What holds from offset `split` on.
+  uint32_t later_read;
+  uint32_t split;  // 0: `write` and `read` describe all of the page.
+  Cells* cells;    // Not null: these describe the page, and nothing else does.
 };
 
 struct Region {
@@ -79,7 +84,7 @@ class Shadow {
                 bool is_undefined, Fresh fresh);
 
   void make_undefined(Region& region, uintptr_t begin, uintptr_t end);
-  bool any_undefined(Region& region, uintptr_t begin, uintptr_t end);
+  bool any_undefined(const Region& region, uintptr_t begin, uintptr_t end) const;
   // Calls visit(begin, end, write word, read word) for each piece that is alike.
   template <typename Visit>
   void for_each_piece(Region& region, uintptr_t begin, uintptr_t end, Visit visit);
@@ -105,16 +110,21 @@ class Shadow {
   };
 
   void resolve(const Access& access, uint32_t write, uint32_t read);
-  void touch(const Access& access, uint32_t& write, uint32_t& read, uintptr_t begin,
-             uintptr_t end) {
+  void look_up(const Access& access, uint32_t write, uint32_t read) {
     if (write != last_.write || read != last_.read || access.number != last_.number) {
       resolve(access, write, read);
     }
+  }
+  void touch(const Access& access, uint32_t& write, uint32_t& read, uintptr_t begin,
+             uintptr_t end) {
+    look_up(access, write, read);
     write = last_.new_write;
     read = last_.new_read;
     if (last_.has_conflicts) report(access, begin, end);
   }
   void report(const Access& access, uintptr_t begin, uintptr_t end);
+  bool touch_part(const Access& access, Region& region, Page& page, uintptr_t page_begin,
+                  uintptr_t begin, uintptr_t end);
   void touch_cells(const Access& access, Page& page, uintptr_t page_begin, uintptr_t begin,
                    uintptr_t end, bool is_whole);
 
@@ -159,7 +169,7 @@ void Shadow::for_each_cell(Region& region, uintptr_t begin, uintptr_t end, Visit
     Page& page = region.pages[(begin >> kPageBits) - region.first_page];
     const bool is_whole =
         (begin == page_begin || begin == region.begin) && (stop == page_end || stop == region.end);
-    if (!is_whole) divide(page, begin, stop);
+    if (!is_whole || page.split != 0) divide(page, begin, stop);
     if (page.cells == nullptr) {
       visit(page.write, page.read, begin, stop);
     } else {
@@ -199,7 +209,14 @@ void Shadow::for_each_piece(Region& region, uintptr_t begin, uintptr_t end, Visi
     const uintptr_t stop = end < page_begin + kPageBytes ? end : page_begin + kPageBytes;
     Page& page = region.pages[(begin >> kPageBits) - region.first_page];
     if (page.cells == nullptr) {
-      visit(begin, stop, page.write, page.read);
+      const uintptr_t split = page_begin + page.split;
+      if (begin < split) {
+        const uintptr_t middle = stop < split ? stop : split;
+        visit(begin, middle, page.write, page.read);
+        begin = middle;
+      }
+      if (begin < stop && page.split != 0) visit(begin, stop, page.later_write, page.later_read);
+      if (begin < stop && page.split == 0) visit(begin, stop, page.write, page.read);
       begin = stop;
       continue;
     }
