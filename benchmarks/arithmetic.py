@@ -296,6 +296,9 @@ GROUP = Group(
     samples={
         "matmul_512_float32": _sample_matmul(jnp.float32),
         "matmul_512_bfloat16": _sample_matmul(jnp.bfloat16),
+        # The large products at the size of the small ones.
+        "matmul_2048_float32": _sample_matmul(jnp.float32),
+        "matmul_2048_bfloat16": _sample_matmul(jnp.bfloat16),
         "softmax": Sample("32 x 256, 8 rows at a time", _sample_softmax),
         "attention": Sample("256 queries and keys, blocks of 128", _sample_attention),
         "exp": _sample_elementwise(jnp.exp, np.exp),

@@ -118,27 +118,35 @@ double scatter_add(const float* values, const int32_t* indices, float* out, int6
   });
 }
 
-// The running sums of x, in pieces: first the sum of each, then the running sums of each.
+// The running sums of x, in pieces that are copied into memory of their own and out of it: first
+// the sum of each, then the running sums of each.
 double cumulative_sum(const float* x, float* out, int64_t size, int threads, int64_t repetitions) {
-  const int64_t share = size / kSubcores;
+  constexpr int64_t kPieces = kSubcores / 2;
+  const int64_t share = size / kPieces;
+  std::vector<float> memory(size);
   Team team(threads);
   return median_time(repetitions, [&] {
     float* to = out ? out : allocate(size);
-    float totals[kSubcores];
+    float totals[kPieces];
     team.run([&](int64_t subcore) {
-      const float* piece = x + subcore * share;
+      if (subcore >= kPieces) return;
+      float* piece = &memory[subcore * share];
+      std::memcpy(piece, x + subcore * share, share * sizeof(float));
       Lanes sum{};
       for (int64_t i = 0; i < share; i += kLanes) sum += load(piece + i);
       totals[subcore] = prefix(sum)[kLanes - 1];
     });
     team.run([&](int64_t subcore) {
+      if (subcore >= kPieces) return;
+      float* piece = &memory[subcore * share];
       Lanes before = Lanes{} + std::accumulate(totals, totals + subcore, 0.0f);
-      for (int64_t i = subcore * share; i < (subcore + 1) * share; i += kLanes) {
-        const Lanes within = prefix(load(x + i));
+      for (int64_t i = 0; i < share; i += kLanes) {
+        const Lanes within = prefix(load(piece + i));
         const Lanes sums = within + before;
-        std::memcpy(to + i, &sums, sizeof sums);
+        std::memcpy(piece + i, &sums, sizeof sums);
         before += within[kLanes - 1];
       }
+      std::memcpy(to + subcore * share, piece, share * sizeof(float));
     });
     if (!out) std::free(to);
   });

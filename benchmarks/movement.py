@@ -192,7 +192,7 @@ def cumulative_sum(limits: ctypes.CDLL) -> Case:
 
     return row(
         "cumsum",
-        "Cumulative sum of 2^20 float32 in steps of 16 lanes, 32 subcores",
+        "Cumulative sum of 2^20 float32 in steps of 16 lanes, 16 subcores",
         kernel=kernels.cumulative_sum(cokernel.kernel, SIZE),
         plain=jnp.cumsum,
         interpreted=_block(block, x, x, blocks=1),

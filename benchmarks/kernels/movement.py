@@ -159,59 +159,51 @@ def scatter_add(make: Make, size: int, table: int, window: int, **options) -> Ca
 
 
 def cumulative_sum(make: Make, size: int, **options) -> Callable:
-    """The running sums of float32[size] on the subcores of both SparseCores.
+    """The running sums of float32[size] on the sixteen subcores of one SparseCore.
 
-    Each subcore first sums up its piece, and the pieces of the other core as far as they come
-    before its own: cores of one SparseCore tell each other, those of two do not.
+    Each first sums up its piece and tells the others, and then starts from the sum of the pieces
+    before its own.
     """
-    share = size // SUBCORES
+    subcores = 16
+    share = size // subcores
 
-    def body(x_ref, out_ref, in_ref, sums_ref, totals_ref, shared_ref):
-        core, place = lax.axis_index("core"), lax.axis_index("subcore")
+    def body(x_ref, out_ref, piece_ref, total_ref, totals_ref, shared_ref):
+        place = lax.axis_index("subcore")
+        part = pl.ds(place * share, share)
+        pltpu.sync_copy(x_ref.at[part], piece_ref)
 
-        def total() -> jax.Array:
-            @plsc.parallel_loop(0, share, step=LANES, carry=jnp.zeros(LANES, jnp.float32))
-            def lanes(start, carry):
-                return carry + in_ref[pl.ds(start, LANES)]
+        @plsc.parallel_loop(0, share, step=LANES, carry=jnp.zeros(LANES, jnp.float32))
+        def lanes(start, carry):
+            return carry + piece_ref[pl.ds(start, LANES)]
 
-            return jnp.sum(lanes)
-
-        # The second core needs all that comes before it, so each of its subcores sums up one more
-        # piece.
-        pltpu.sync_copy(x_ref.at[pl.ds(place * share, share)], in_ref)
-        sums_ref[...] = jnp.full(LANES, total())
-        pltpu.sync_copy(sums_ref, shared_ref.at[place])
-
-        @pl.when(core == 1)
-        def _second():
-            pltpu.sync_copy(x_ref.at[pl.ds(subcore() * share, share)], in_ref)
-            sums_ref[...] = jnp.full(LANES, total())
-            pltpu.sync_copy(sums_ref, shared_ref.at[16 + place])
-
+        total_ref[...] = jnp.full(LANES, jnp.sum(lanes))
+        pltpu.sync_copy(total_ref, shared_ref.at[place])
         plsc.subcore_barrier()
         pltpu.sync_copy(shared_ref, totals_ref)
         before = lax.fori_loop(
-            0, subcore(), lambda i, sums: sums + totals_ref[i, :], jnp.zeros(LANES, jnp.float32)
+            0, place, lambda i, sums: sums + totals_ref[i, :], jnp.zeros(LANES, jnp.float32)
         )
 
         @pl.loop(0, share, step=LANES, init_carry=before)
         def _step(start, carry):
             lanes = pl.ds(start, LANES)
-            within = plsc.cumsum(in_ref[lanes])
-            in_ref[lanes] = within + carry
+            within = plsc.cumsum(piece_ref[lanes])
+            piece_ref[lanes] = within + carry
             return carry + within[LANES - 1]
 
-        pltpu.sync_copy(in_ref, out_ref.at[pl.ds(subcore() * share, share)])
+        pltpu.sync_copy(piece_ref, out_ref.at[part])
 
     return make(
         body,
         out_type=jax.ShapeDtypeStruct((size,), jnp.float32),
-        mesh=vector_mesh(),
+        mesh=plsc.VectorSubcoreMesh(
+            core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=subcores
+        ),
         scratch_types=[
             pltpu.VMEM((share,), jnp.float32),
             pltpu.VMEM((LANES,), jnp.float32),
-            pltpu.VMEM((SUBCORES, LANES), jnp.float32),
-            pltpu.VMEM_SHARED((SUBCORES, LANES), jnp.float32),
+            pltpu.VMEM((subcores, LANES), jnp.float32),
+            pltpu.VMEM_SHARED((subcores, LANES), jnp.float32),
         ],
         name="cumulative_sum",
         **options,

@@ -378,7 +378,7 @@ class FunctionBuilder:
         start: Index,
         stop: Index,
         *,
-        step: int = 1,
+        step: Index = 1,
         carry: Sequence[ir.Value] = (),
         rolled: bool = False,
     ) -> Iterator["Loop"]:

@@ -1,5 +1,6 @@
 """Control flow: loops, branches, calls. Loops that cannot block become functions of their own."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i32, i64, void
-from cokernel.compiler.function import Index
+from cokernel.compiler.function import Index, Loop
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.polling import polls_by_reading
 from cokernel.compiler.probes import Access
@@ -39,8 +40,8 @@ from cokernel.compiler.values import (
 
 # How many loops one function may hold: LLVM's time grows with their square.
 LOOPS_IN_A_FUNCTION = 4
-# A loop of fewer iterations, without another loop inside, does not look whether the launch has been
-# stopped.
+# A loop without another loop inside looks only once in so many iterations whether the launch has
+# been stopped, and not at all if it has fewer: looking keeps LLVM from unrolling and vectorising.
 UNWATCHED_ITERATIONS = 4096
 # After so many iterations a polling loop lets the other cores run.
 POLLS_BEFORE_YIELD = 64
@@ -240,7 +241,7 @@ def _scan(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     def emit(items: list[Any], registers: list[ir.Value], buffers: list[Buffer]) -> list[ir.Value]:
         consts, inputs = items[: split[0]], items[split[0] : sum(split)]
         outputs = items[sum(split) :]
-        with context.function.loop(0, length, carry=registers) as loop:
+        with counted_loop(context, body, 0, length, 1, registers) as loop:
             place: Index = loop.counter
             if params["reverse"]:
                 place = context.function.subtract(length - 1, place)
@@ -250,12 +251,57 @@ def _scan(context: Context, eqn: Any, *operands: Any) -> list[Value]:
             for output, result in zip(outputs, results[len(carry_avals) :], strict=True):
                 context.store(_row(context, output, place), result, is_fresh=True)
             loop.next = carried.next(context, loop.carry, current, results[: len(carry_avals)])
-            if length >= UNWATCHED_ITERATIONS or _has_loop(body):
-                context.function.stop_check()
         return loop.carry
 
     final = run_loop(context, eqn, [*constants, *sequences, *stacked], carried, initial, emit)
     return [*final, *(_settled(context, buffer) for buffer in stacked)]
+
+
+@contextlib.contextmanager
+def counted_loop(
+    context: Context,
+    body: Any,
+    start: Index,
+    stop: Index,
+    step: Index,
+    carry: Sequence[ir.Value],
+) -> Iterator[Loop]:
+    """A loop, as `FunctionBuilder.loop`, that leaves the function in time if the launch has been
+    stopped. `body` is the jaxpr of one iteration.
+    """
+    function = context.function
+    bounds = [bound for bound in (start, stop, step) if isinstance(bound, int)]
+    iterations = len(range(*bounds)) if len(bounds) == 3 else None
+    if _has_loop(body):
+        with function.loop(start, stop, step=step, carry=carry) as loop:
+            yield loop
+            function.stop_check()
+        return
+    if iterations is not None and iterations < UNWATCHED_ITERATIONS:
+        with function.loop(start, stop, step=step, carry=carry) as loop:
+            yield loop
+        return
+    stride = function.multiply(step, _iterations_between_looks(iterations))
+    with function.loop(start, stop, step=stride, carry=carry) as outer:
+        function.stop_check()
+        end = function.add(outer.counter, stride)
+        if iterations is None or iterations % _iterations_between_looks(iterations):
+            end = function.intrinsic("llvm.smin", i64, [function.index(end), function.index(stop)])
+        with function.loop(outer.counter, end, step=step, carry=outer.carry) as loop:
+            yield loop
+        outer.next = loop.carry
+    loop.carry = outer.carry
+
+
+def _iterations_between_looks(iterations: int | None) -> int:
+    """A divisor of the number of iterations, if there is one that is large enough and not too
+    large: LLVM then knows how long the inner loop is.
+    """
+    if iterations is not None:
+        for divisor in range(UNWATCHED_ITERATIONS, UNWATCHED_ITERATIONS // 16, -1):
+            if iterations % divisor == 0:
+                return divisor
+    return UNWATCHED_ITERATIONS
 
 
 def _row(context: Context, buffer: Value, place: Index) -> Buffer:

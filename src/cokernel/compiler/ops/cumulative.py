@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from cokernel.compiler import nests, views
 from cokernel.compiler.context import Context
+from cokernel.compiler.dtypes import i1
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops.apply import apply, convert
 from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
@@ -18,7 +19,6 @@ from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.values import (
     Buffer,
     Value,
-    concatenate_vectors,
     constant,
     is_small,
     make_packed,
@@ -93,9 +93,7 @@ def prefix_scan(
         if reverse:
             flip = _reversed_lanes(operand.shape, axis)
             register = shuffle(context.function, register, flip)
-        register = _scan_register(
-            context.function, combine, identity, register, operand.shape, axis
-        )
+        register = _scan_register(context.function, combine, register, operand.shape, axis)
         if reverse:
             register = shuffle(context.function, register, flip)
         return make_packed(operand.shape, operand.dtype, register)
@@ -119,25 +117,25 @@ def _reversed_lanes(shape: Sequence[int], axis: int) -> list[int]:
 def _scan_register(
     function: FunctionBuilder,
     combine: Combine,
-    identity: ir.Value,
     register: ir.Value,
     shape: Sequence[int],
     axis: int,
 ) -> ir.Value:
-    """Folds each lane with the one 1, 2, 4, ... places before it."""
+    """Folds each lane with the one 1, 2, 4, ... places before it, if there is one."""
     lanes = np.arange(math.prod(shape)).reshape(shape)
     builder = ElementBuilder(function, lanes.size)
+    stride = math.prod(shape[axis + 1 :])
+    positions = (lanes // stride % shape[axis]).ravel()
     distance = 1
     while distance < shape[axis]:
-        shifted = np.full(shape, lanes.size)
-        move = [slice(None)] * len(shape)
-        move[axis] = slice(distance, None)
-        source = [slice(None)] * len(shape)
-        source[axis] = slice(None, -distance)
-        shifted[tuple(move)] = lanes[tuple(source)]
-        both = concatenate_vectors(function, [register, identity])
-        before = shuffle(function, both, shifted.ravel().tolist())
-        register = combine(builder, before, register)
+        # All lanes turn round and those at the front are ignored: processors do that in one
+        # instruction, but not the filling of those lanes with an identity.
+        turned = shuffle(function, register, np.roll(lanes.ravel(), distance * stride).tolist())
+        has_one = ir.Constant(
+            ir.VectorType(i1, lanes.size), (positions >= distance).astype(int).tolist()
+        )
+        folded = combine(builder, turned, register)
+        register = builder.builder.select(has_one, folded, register)
         distance *= 2
     return register
 

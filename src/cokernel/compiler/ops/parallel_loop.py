@@ -11,7 +11,7 @@ from cokernel import _jax
 from cokernel.compiler import dtypes
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i64
-from cokernel.compiler.ops.control import Carried, run_loop
+from cokernel.compiler.ops.control import Carried, counted_loop, run_loop
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.targets import require
 from cokernel.compiler.program import lower_jaxpr
@@ -22,43 +22,28 @@ from cokernel.compiler.values import Buffer, Value, make_packed
 def _parallel_loop(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     body = _jax.partial_eval.convert_constvars_jaxpr(eqn.params["jaxpr"])
     lower, upper, step, constants, initial = eqn.params["tree"].unflatten(operands)
-    bounds = [context.function.index(context.index(bound)) for bound in (lower, upper, step)]
-    _require_positive(context, bounds[2])
-    numbers = [make_packed((), np.int64, bound) for bound in bounds]
+    bounds = [context.index(bound) for bound in (lower, upper, step)]
+    _require_positive(context, context.function.index(bounds[2]))
+    # Those that are known stay known inside a function of the loop's own.
+    dynamic = [make_packed((), np.int64, bound) for bound in bounds if not isinstance(bound, int)]
     carried = Carried([variable.aval for variable in body.outvars])
 
     def emit(items: list[Any], registers: list[ir.Value], buffers: list[Buffer]) -> list[ir.Value]:
-        first, stop, stride = (context.scalar(number) for number in items[:3])
-        function, builder = context.function, context.builder
-        header = function.function.append_basic_block("parallel_loop")
-        inside = function.function.append_basic_block("parallel_body")
-        done = function.function.append_basic_block("parallel_done")
-        before = builder.block
-        builder.branch(header)
-        builder.position_at_end(header)
-        phis = []
-        for register in (first, *registers):
-            phi = builder.phi(register.type)
-            phi.add_incoming(register, before)
-            phis.append(phi)
-        counter, *carry = phis
-        builder.cbranch(builder.icmp_signed("<", counter, stop), inside, done)
-        builder.position_at_end(inside)
-        index = builder.trunc(counter, dtypes.i32)
-        current = carried.values(carry, buffers)
-        arguments = [*items[3:], make_packed((), np.int32, index), *current]
-        results = lower_jaxpr(context, body, arguments)
-        following = carried.next(context, carry, current, results)
-        function.stop_check()
+        passed = iter(items)
+        first, stop, stride = (
+            bound if isinstance(bound, int) else context.scalar(next(passed)) for bound in bounds
+        )
+        constants_inside = list(passed)
         # Bounds have 32 bits, so their sum in 64 does not overflow.
-        following.insert(0, builder.add(counter, stride, flags=["nsw"]))
-        for phi, register in zip(phis, following, strict=True):
-            phi.add_incoming(register, builder.block)
-        builder.branch(header)
-        builder.position_at_end(done)
-        return carry
+        with counted_loop(context, body, first, stop, stride, registers) as loop:
+            index = context.builder.trunc(loop.counter, dtypes.i32)
+            current = carried.values(loop.carry, buffers)
+            arguments = [*constants_inside, make_packed((), np.int32, index), *current]
+            results = lower_jaxpr(context, body, arguments)
+            loop.next = carried.next(context, loop.carry, current, results)
+        return loop.carry
 
-    return run_loop(context, eqn, [*numbers, *constants], carried, initial, emit)
+    return run_loop(context, eqn, [*dynamic, *constants], carried, initial, emit)
 
 
 def _require_positive(context: Context, step: ir.Value) -> None:
