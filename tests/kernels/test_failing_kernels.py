@@ -306,6 +306,18 @@ def test_a_computation_without_end_is_stopped_at_the_time_limit():
     np.testing.assert_array_equal(kernel(np.zeros(CORES, np.int32)), 0)
 
 
+def test_a_counted_loop_that_takes_too_long_is_stopped_at_the_time_limit():
+    def count(x_ref, out_ref):
+        core = lax.axis_index("core")
+        step = x_ref[core]
+        out_ref[core] = lax.fori_loop(0, 2**31 - 1, lambda i, x: (x | step) * 5 ^ i, step)
+
+    kernel = cokernel.kernel(
+        count, ROW, mesh=MESH, compiler_params=cokernel.CompilerParams(time_limit_s=0.2)
+    )
+    assert "count" in failure_of(kernel, np.ones(CORES, np.int32))
+
+
 def test_a_hundred_failures_of_every_kind_leave_the_next_kernel_unharmed(compiler_params):
     good = add_one(compiler_params)
     deadlocked, _ = forgetful(compiler_params)

@@ -230,3 +230,12 @@ def test_collective_axes_that_make_no_sense_are_refused(axes, scoped, error):
     kernel = cokernel.kernel(body, jax.ShapeDtypeStruct((1,), jnp.int32), mesh=GRID)
     with pytest.raises(error, match=r"collective_axes|device_id"):
         kernel()
+
+
+@pytest.mark.parametrize("shape", [(), (3, 70)])
+@pytest.mark.parametrize("length", [4095, 4096, 4099, 9216])
+def test_a_long_loop_that_looks_now_and_then_runs_every_iteration(shape, length):
+    def function(x):
+        return lax.fori_loop(0, length, lambda i, c: (c[0] * 3 + i, c[1] + 1), (x, x))
+
+    expect_same(function, np.arange(np.prod(shape), dtype=np.int32).reshape(shape))

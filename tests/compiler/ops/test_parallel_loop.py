@@ -28,6 +28,27 @@ def test_bounds_and_step_may_be_dynamic(start, stop, step):
     assert (total, count) == (sum(range(start, stop, step)), len(range(start, stop, step)))
 
 
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("stop", [4100, 8192, 30000])
+def test_long_loops_run_every_iteration_whether_their_bounds_are_known_or_not(stop, step):
+    def function(dynamic):
+        @plsc.parallel_loop(0, stop, step, carry=jnp.int32(0))
+        def known(i, total):
+            return total * 3 + i
+
+        @plsc.parallel_loop(0, dynamic, step, carry=jnp.int32(0))
+        def unknown(i, total):
+            return total * 3 + i
+
+        return known, unknown
+
+    expected = np.int32(0)
+    with np.errstate(over="ignore"):
+        for i in range(0, stop, step):
+            expected = expected * np.int32(3) + np.int32(i)
+    assert run(function, np.int32(stop)) == [expected, expected]
+
+
 @pytest.mark.parametrize("shape", [(), (8,), (20, 30)])
 @pytest.mark.parametrize("unroll", [1, 4])
 def test_every_form_of_value_is_carried(shape, unroll):
