@@ -56,6 +56,7 @@ format: $(VENV)/.tools
 
 bench: build
 	$(PYTHON_IN_VENV) benchmarks/run.py $(BENCH_ARGS)
+	$(PYTHON_IN_VENV) benchmarks/compile_time.py
 
 sanitize: $(VENV)/.tools
 	scripts/sanitize.sh $(PYTHON_IN_VENV)

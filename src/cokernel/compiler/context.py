@@ -83,6 +83,8 @@ class Context:
         # In checked mode, for each jaxpr being walked, innermost last: the Refs whose scope ends
         # with it, and the operations that made them.
         self.open_scopes: list[list[tuple[Any, str]]] = []
+        # The operands of the equation at hand whose place its result may take: see `liveness.py`.
+        self.overwritable: list[Value] = []
 
     @property
     def builder(self) -> ir.IRBuilder:
@@ -217,6 +219,18 @@ class Context:
         buffer = nests.dense_buffer(self, value.shape, value.dtype)
         self.store(buffer, value, is_fresh=True)
         return buffer
+
+    def may_overwrite(self, value: Value) -> bool:
+        """Whether the equation at hand may put its result where this operand lies."""
+        return any(value is operand for operand in self.overwritable)
+
+    def copy_or_overwrite(self, value: Value) -> Buffer:
+        """The value in memory that may be written to: its own if nobody else needs it. Only for the
+        operands of the equation at hand, before any inner jaxpr is emitted.
+        """
+        if isinstance(value, Buffer) and self.may_overwrite(value):
+            return value
+        return self.copy(value)
 
     def keep(self, value: Value) -> Value:
         """The value in a form that no later write to a Ref can change, and that costs nothing to

@@ -20,8 +20,10 @@ class Allocation:
     allocation until the use has been emitted.
     """
 
-    def __init__(self, arena: "Arena", offset: int, size: int):
+    def __init__(self, arena: "Arena", offset: int, size: int, *, is_lasting: bool = False):
         self.arena = arena
+        # Whether code emitted earlier may use it again: see `Arena.allocate_unused`.
+        self.is_lasting = is_lasting
         self.offset = offset
         self.size = size
 
@@ -62,7 +64,7 @@ class Arena:
         """
         offset, size = self.size, round_up(max(size, 1))
         self.size = offset + size
-        return Allocation(self, offset, size)
+        return Allocation(self, offset, size, is_lasting=True)
 
     def _release(self, offset: int, size: int) -> None:
         position = bisect.bisect(self._free, (offset, size))

@@ -16,6 +16,7 @@ from cokernel.compiler.analysis import (
     writes_memory,
 )
 from cokernel.compiler.context import Context
+from cokernel.compiler.liveness import OVERWRITING, Ownership
 from cokernel.compiler.ops.registry import RULES
 from cokernel.compiler.polling import polling_reads
 from cokernel.compiler.refs import AnyRef, root_of
@@ -24,16 +25,22 @@ from cokernel.compiler.values import Expression, Value, array_constant
 
 
 def lower_jaxpr(
-    context: Context, jaxpr: Any, arguments: Sequence[Any], constants: Sequence[Any] | None = None
+    context: Context,
+    jaxpr: Any,
+    arguments: Sequence[Any],
+    constants: Sequence[Any] | None = None,
+    donated: Sequence[Value] = (),
 ) -> list[Any]:
     """Emits the code of a jaxpr and returns its results. Arguments are Values or RefValues;
-    `constants` stands for the jaxpr's constvars where the caller supplies them.
+    `constants` stands for the jaxpr's constvars where the caller supplies them. The arguments that
+    are in `donated` are needed by nobody else, so the code may overwrite them.
     """
     if constants is None:
         constants = [array_constant(context.function, np.asarray(const)) for const in jaxpr.consts]
     env: dict[Any, Any] = {}
     env.update(zip(jaxpr.constvars, constants, strict=True))
     env.update(zip(jaxpr.invars, arguments, strict=True))
+    ownership = Ownership([*constants, *arguments], donated)
     uses, last_use = _uses(jaxpr)
     is_checked = context.is_checked
     silent = frozenset() if is_checked else finished_copies(jaxpr)
@@ -61,6 +68,11 @@ def lower_jaxpr(
             _keep_live_values(context, env, eqn, number, last_use)
             operands = [read_atom(context, env, atom) for atom in eqn.invars]
         context.is_silent = number in silent
+        context.overwritable = (
+            ownership.overwritable(env, eqn.invars, operands, number, last_use)
+            if eqn.primitive in OVERWRITING
+            else []
+        )
         eqn = _without_unused(eqn, uses)
         _refuse_complex_values(context, eqn)
         probe_count = context.probe_count
@@ -78,6 +90,7 @@ def lower_jaxpr(
         del results
         _forget(env, eqn, number, last_use)
     context.line = enclosing
+    context.overwritable = []
     results = [read_atom(context, env, atom) for atom in jaxpr.outvars]
     return _leave_scopes(context, results)
 

@@ -56,7 +56,7 @@ POLLS_BEFORE_YIELD = 64
 )
 def _call(context: Context, eqn: Any, *operands: Any) -> list[Any]:
     body = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-    return lower_jaxpr(context, body, operands)
+    return lower_jaxpr(context, body, operands, donated=context.overwritable)
 
 
 # Carried values. A small one is a register that a phi carries; a large one lives in memory, and the
@@ -84,7 +84,7 @@ class Carried:
             if self.is_register(aval):
                 registers.append(context.pack(value))
             else:
-                current = context.copy(value)
+                current = context.copy_or_overwrite(value)
                 room = nests.dense_buffer(context, aval.shape, np.dtype(aval.dtype))
                 registers += [current.address, room.address]
                 buffers += [current, room]
@@ -101,7 +101,7 @@ class Carried:
             else:
                 address = next(incoming)
                 next(incoming)
-                owner = _Both(next(owners), next(owners))
+                owner = _Both((next(owners), next(owners)))
                 values.append(
                     Buffer(tuple(aval.shape), dtype, address, row_major(aval.shape), owner=owner)
                 )
@@ -125,7 +125,7 @@ class Carried:
                 following.append(context.pack(result))
                 continue
             address, room = next(incoming), next(incoming)
-            if result is before:
+            if _is_same_memory(result, before):
                 following += [address, room]
                 continue
             target = Buffer(tuple(aval.shape), np.dtype(aval.dtype), room, row_major(aval.shape))
@@ -136,10 +136,20 @@ class Carried:
 
 @dataclasses.dataclass
 class _Both:
-    """Keeps two buffers allocated."""
+    """Keeps two buffers allocated, in either of which a value may lie."""
 
-    first: Buffer
-    second: Buffer
+    parts: tuple[Buffer, Buffer]
+
+
+def _is_same_memory(result: Value, before: Value) -> bool:
+    """Whether a result lies exactly where the carried value lay, unchanged or updated in place."""
+    return (
+        isinstance(result, Buffer)
+        and isinstance(before, Buffer)
+        and result.address is before.address
+        and result.shape == before.shape
+        and result.is_dense
+    )
 
 
 # Outlining.
@@ -247,7 +257,8 @@ def _scan(context: Context, eqn: Any, *operands: Any) -> list[Value]:
                 place = context.function.subtract(length - 1, place)
             current = carried.values(loop.carry, buffers)
             slices = [_slice_of(context, sequence, place) for sequence in inputs]
-            results = lower_jaxpr(context, body, [*consts, *current, *slices])
+            # An iteration is the last to need what the one before has left.
+            results = lower_jaxpr(context, body, [*consts, *current, *slices], donated=current)
             for output, result in zip(outputs, results[len(carry_avals) :], strict=True):
                 context.store(_row(context, output, place), result, is_fresh=True)
             loop.next = carried.next(context, loop.carry, current, results[: len(carry_avals)])
@@ -364,7 +375,7 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         [go_on] = lower_jaxpr(context, condition, [*items[:cond_count], *current])
         builder.cbranch(context.scalar(go_on), inside, done)
         builder.position_at_end(inside)
-        results = lower_jaxpr(context, body, [*items[cond_count:], *current])
+        results = lower_jaxpr(context, body, [*items[cond_count:], *current], donated=current)
         following = carried.next(context, carry, current, results)
         function.stop_check()
         if polls:

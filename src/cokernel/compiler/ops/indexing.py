@@ -96,7 +96,7 @@ def dynamic_update_slice(
             context.pack(operand), context.scalar(update), context.function.index(flat)
         )
         return make_packed(operand.shape, operand.dtype, register)
-    target = context.copy(operand)
+    target = context.copy_or_overwrite(operand)
     address = target.element_address(context.function, starts)
     context.store(target.view(update.shape, target.strides, address), update, is_fresh=True)
     return in_registers_if_small(context, target)
@@ -286,7 +286,7 @@ def _scatter(
     )
     if updates.size == 1 and is_small(operand.shape, operand.dtype):
         return _scatter_one(context, positions, operand, indices, updates, combine, clips=clips)
-    target = context.copy(operand)
+    target = context.copy_or_overwrite(operand)
     batch_shape = [updates.shape[dimension] for dimension in batch_dims]
     window_shape = [updates.shape[dimension] for dimension in window_dims]
     dtype = operand.dtype
