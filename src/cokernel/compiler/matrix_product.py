@@ -36,7 +36,7 @@ MOST_ROWS = 14
 # A panel of so many words along the summed dimension has 32 KiB; so many groups of rows, 252 KiB.
 BLOCK_WORDS = 256
 BLOCK_GROUPS = 18
-BLOCK_COLUMNS = 512
+BLOCK_COLUMNS = 1024
 # Between rows of the copy lie a few words, so that they do not all fall into the same few lines of
 # the cache.
 ROW_GAP = LANES

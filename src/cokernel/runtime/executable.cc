@@ -44,6 +44,9 @@ HelpPlan::Choice HelpPlan::choose() {
   // Shorter launches end before a helper is awake.
   constexpr int64_t kWorthwhileNs = 30'000;
   constexpr int64_t kTryTheOther = 32;
+  // Of launches that take long, a try with helpers costs little even where they do not pay.
+  constexpr int64_t kLongNs = 300'000;
+  constexpr int64_t kTryHelpers = 8;
   const int64_t launch = launches_.fetch_add(1, std::memory_order_relaxed);
   const int64_t alone = alone_ns_.load(std::memory_order_relaxed);
   const int64_t helped = helped_ns_.load(std::memory_order_relaxed);
@@ -53,7 +56,13 @@ HelpPlan::Choice HelpPlan::choose() {
   if (alone < kWorthwhileNs) return {false, kWorthwhileNs};
   if (helped == 0) return {true, 0};
   const bool help_is_better = helped < alone;
-  const bool from_start = launch % kTryTheOther == 0 ? !help_is_better : help_is_better;
+  bool try_other = launch % kTryTheOther == 0;
+  if (!help_is_better) {
+    // The few launches that were measured at first may have met a busy processor.
+    try_other |= (launch & (launch - 1)) == 0;
+    try_other |= alone > kLongNs && launch % kTryHelpers == 0;
+  }
+  const bool from_start = try_other ? !help_is_better : help_is_better;
   // If helpers did not pay, they are asked only when the launch lasts unusually long.
   return {from_start, help_is_better ? kWorthwhileNs : std::max(kWorthwhileNs, 2 * alone)};
 }
