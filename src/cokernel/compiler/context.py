@@ -47,6 +47,8 @@ class Program:
     can_suspend: bool
     # Memory that lasts as long as the program, by what it is for; see `core_state.py`.
     state: dict[Any, Allocation] = dataclasses.field(default_factory=dict)
+    # The scoped Refs that are read where an operand lies, by their variables: how, and the operand.
+    borrowed: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # The matrix units that the program uses, by number.
     matrix_units: dict[int, Any] = dataclasses.field(default_factory=dict)
 

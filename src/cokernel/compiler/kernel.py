@@ -13,6 +13,7 @@ from cokernel import _jax
 from cokernel.checking.options import Checked
 from cokernel.compiler.access import read
 from cokernel.compiler.analysis import may_suspend, uses_barrier
+from cokernel.compiler.borrowed import Borrowing, borrowed_blocks
 from cokernel.compiler.context import Context, Program, SharedFunction
 from cokernel.compiler.core_state import clear_state
 from cokernel.compiler.dtypes import pointer
@@ -23,6 +24,7 @@ from cokernel.compiler.ops import load_rules
 from cokernel.compiler.pipelines import without_pipelines
 from cokernel.compiler.probes import Access
 from cokernel.compiler.program import lower_jaxpr
+from cokernel.compiler.refs import Place, RefValue
 from cokernel.compiler.sites import SiteTable
 from cokernel.compiler.transforms import resolve
 
@@ -123,7 +125,38 @@ class Kernel:
             sites=self.sites,
             arena=self.layout.arenas[number],
             can_suspend=may_suspend(jaxpr, is_checked=self.checked is not None),
+            borrowed=self._borrowed(number),
         )
+
+    def _borrowed(self, number: int) -> dict[Any, tuple[Borrowing, RefValue]]:
+        """The scoped Refs of a program that are read where an operand lies, with the operand.
+        Checked mode follows every copy."""
+        if self.checked is not None:
+            return {}
+        refs = dict(zip(self.jaxprs[number].invars, self.layout.refs[number], strict=True))
+        written = self._written()
+
+        def is_constant(var: Any) -> bool:
+            ref = refs[var]
+            return ref.place is Place.OPERAND and ref.memory not in written
+
+        found = borrowed_blocks(self.jaxprs[number], is_constant)
+        return {var: (borrowing, refs[borrowing.operand]) for var, borrowing in found.items()}
+
+    def _written(self) -> set[RefValue]:
+        """The memory of the operands that some program may change."""
+        written = set()
+        for jaxpr, refs in zip(self.jaxprs, self.layout.refs, strict=True):
+            of_var = dict(zip(jaxpr.invars, refs, strict=True))
+            for effect in jaxpr.effects:
+                if isinstance(effect, _jax.JaxprInputEffect) and not isinstance(
+                    effect, _jax.ReadEffect
+                ):
+                    var = effect.input
+                    var = jaxpr.invars[var] if isinstance(var, int) else var
+                    if var in of_var:
+                        written.add(of_var[var].memory)
+        return written
 
     # Code.
 

@@ -23,7 +23,7 @@ from cokernel.compiler.memory import Arena
 from cokernel.compiler.memory_map import DescribedRef, describe_refs
 from cokernel.compiler.nests import fill_zero
 from cokernel.compiler.probes import Access, allocated, probe_whole, released
-from cokernel.compiler.refs import Place, RefValue
+from cokernel.compiler.refs import POINTER_BYTES, Place, RefValue
 from cokernel.compiler.sites import SourceLine
 
 _PRIVATE_SPACES = (
@@ -268,6 +268,17 @@ class MemoryLayout:
         if isinstance(space, _jax.AccMemorySpace):
             fill_zero(context, ref.address(context), size)
         return ref
+
+    def allocate_borrowed(
+        self, context: Context, aval: Any, name: str, strides: tuple[int, ...]
+    ) -> RefValue:
+        """Room for the addresses of a scoped Ref's slots, which lie elsewhere with these strides in
+        bytes.
+        """
+        program = context.program.index
+        owner = self.arenas[program].allocate(aval.shape[0] * POINTER_BYTES)
+        ref = self._ref(aval, name, Place.PRIVATE, owner.offset, program, owner)
+        return dataclasses.replace(ref, borrowed=strides)
 
     def allocate_collective(
         self, context: Context, aval: Any, name: str, groups: Sequence[int]

@@ -18,6 +18,8 @@ from cokernel.compiler.function import Index
 from cokernel.compiler.values import Buffer, Value
 from cokernel.meshes import shared_memory_group
 
+POINTER_BYTES = 8
+
 
 class Place(enum.Enum):
     """Whose memory a Ref lies in."""
@@ -52,6 +54,9 @@ class RefValue:
     mesh: Any = None
     # What keeps a scoped allocation reserved.
     owner: object = None
+    # Where a Ref that is borrowed from an operand has the addresses of its slots instead of itself:
+    # the strides, in bytes, of what is behind the first dimension.
+    borrowed: tuple[int, ...] | None = None
     # The input that this output overwrites.
     overwrites: "RefValue | None" = None
 
@@ -229,4 +234,6 @@ class View:
             )
         shape = tuple(extent for extent in self.extents if isinstance(extent, int))
         strides = tuple(stride // itemsize for stride in self.strides)
-        return Buffer(shape, np.dtype(self.dtype), self.address, strides, root=self.ref.memory)
+        # Nobody writes to what is borrowed.
+        root = self.ref.memory if self.ref.borrowed is None else None
+        return Buffer(shape, np.dtype(self.dtype), self.address, strides, root=root)

@@ -14,10 +14,18 @@ from cokernel.compiler import dtypes, scattered, views
 from cokernel.compiler.access import read
 from cokernel.compiler.bounds import check_array, check_slice
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import i64
+from cokernel.compiler.dtypes import i64, pointer
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.probes import Access, probe
-from cokernel.compiler.refs import AnyRef, IndexArrays, Pieces, View, root_of
+from cokernel.compiler.refs import (
+    POINTER_BYTES,
+    AnyRef,
+    IndexArrays,
+    Pieces,
+    RefValue,
+    View,
+    root_of,
+)
 from cokernel.compiler.values import Value, row_major
 
 
@@ -42,10 +50,36 @@ def resolve(
     strides = tuple(stride * ref.itemsize for stride in row_major(ref.shape))
     address = ref.address(context) if at is None else at
     view = View(ref, address, ref.dtype, ref.shape, strides)
+    if ref.borrowed is not None:
+        view, transforms = _borrowed(context, view, transforms, operation)
     for transform in transforms:
         view = _apply(context, view, transform, operation, is_dma, clips)
     probe(context, view, access, operation)
     return view
+
+
+def slot_address(context: Context, ref: RefValue, slot: Value, operation: str) -> ir.Value:
+    """Where a borrowed Ref has the address of one of its slots."""
+    function = context.function
+    assert ref.borrowed is not None
+    strides = (POINTER_BYTES, *ref.borrowed)
+    table = View(ref, ref.address(context), ref.dtype, ref.shape, strides)
+    index = _as_index(context, slot)
+    check_slice(context, table, 0, index, 1, 1, ref.shape[0], operation)
+    return function.advance(table.address, function.multiply(index, POINTER_BYTES))
+
+
+def _borrowed(
+    context: Context, view: View, transforms: Sequence[Any], operation: str
+) -> tuple[View, Sequence[Any]]:
+    """The slot of a borrowed Ref that the first transform picks, and what is left to apply."""
+    first, *rest = transforms
+    slot, *indices = first.indices
+    address = context.builder.load(slot_address(context, view.ref, slot, operation), typ=pointer)
+    shape, strides = view.ref.shape[1:], view.ref.borrowed
+    assert strides is not None
+    view = dataclasses.replace(view, address=address, extents=shape, strides=strides)
+    return view, [_jax.NDIndexer(tuple(indices), shape, first.int_indexer_shape), *rest]
 
 
 def _apply(

@@ -19,7 +19,7 @@ from cokernel.compiler.ops.targets import find_target, require
 from cokernel.compiler.pieces import spread
 from cokernel.compiler.probes import Access, step
 from cokernel.compiler.refs import AnyRef, Place, RefValue, View, root_of
-from cokernel.compiler.transforms import resolve, smaller, subcores_of_chip
+from cokernel.compiler.transforms import resolve, slot_address, smaller, subcores_of_chip
 from cokernel.compiler.values import Value
 
 # A Ref and the transforms on it.
@@ -182,7 +182,14 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
             )
         )
         return
-    for_chosen(lambda origin, to: copies.copy_block(context, block(origin, to), operation))
+
+    def copy(origin: Selected, to: Selected) -> None:
+        if to[0].borrowed is None:
+            copies.copy_block(context, block(origin, to), operation)
+        else:
+            _lend(context, origin, to, operation)
+
+    for_chosen(copy)
     moved = byte_count(context, targets.options[0])
     _count_dma(context, moved)
     site = context.site(operation, name, signals=keys, source=written_source)
@@ -207,6 +214,13 @@ def _is_of_pipeline(eqn: Any) -> bool:
         if _jax.is_user_filename(code.co_filename):
             return False
     return False
+
+
+def _lend(context: Context, origin: Selected, to: Selected, operation: str) -> None:
+    """Notes for a slot of a borrowed Ref where the block lies that would be copied to it."""
+    block = resolve(context, *origin, operation, access=Access.READ, is_dma=True)
+    slot = slot_address(context, to[0], to[1][0].indices[0], operation)
+    context.builder.store(block.address, slot)
 
 
 def _block(
