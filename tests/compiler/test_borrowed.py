@@ -24,7 +24,8 @@ def chip():
 
 @pytest.fixture
 def borrowed(monkeypatch):
-    """Collects how many Refs each program that is compiled borrows."""
+    """Collects how many Refs each program borrows; programs are compiled afresh for it."""
+    monkeypatch.setenv("COKERNEL_CACHE", "")
     counts = []
     original = kernel_module.borrowed_blocks
 

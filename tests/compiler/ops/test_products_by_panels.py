@@ -78,9 +78,9 @@ def test_what_is_not_finite_stays_in_its_row_and_column(form):
 
 
 def test_pairs_are_multiplied_without_an_instruction_for_them(monkeypatch):
-    triple, cpu, features = codegen._host()
+    triple, cpu, features = codegen.host()
     lacking = features.replace("+avx512bf16", "-avx512bf16")
-    monkeypatch.setattr(codegen, "_host", lambda: (triple, cpu, lacking))
+    monkeypatch.setattr(codegen, "host", lambda: (triple, cpu, lacking))
     monkeypatch.setattr(codegen, "host_has", lambda feature: f"+{feature}" in lacking.split(","))
     monkeypatch.setattr(matrix_product, "form_of", lambda dtype: Form.PAIRS)
     # A size of its own, because kernels that look alike share their machine code.
