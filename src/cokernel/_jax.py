@@ -30,6 +30,7 @@ from jax._src.core import get_referent
 from jax._src.core import is_constant_shape
 from jax._src.core import jaxpr_as_fun
 from jax._src.core import jaxprs_in_params
+from jax._src.core import new_jaxpr_eqn
 from jax._src.core import pp_eqn_rules
 from jax._src.core import resolve_input_effects
 from jax._src.core import trace_state_clean
@@ -76,6 +77,7 @@ from jax._src.pallas.core import MemoryRef
 from jax._src.pallas.core import MemorySpace as PallasMemorySpace
 from jax._src.pallas.core import Mesh
 from jax._src.pallas.core import _convert_out_shape_to_aval as convert_out_type_to_aval
+from jax._src.pallas.core import get_interpret_effects
 from jax._src.pallas.core import get_memory_space_aval
 from jax._src.pallas.core import tracing_grid_env
 from jax._src.pallas.mosaic.core import AccMemorySpace
@@ -187,3 +189,10 @@ from jax._src.random import prng
 from jax._src.random.core import random_clone_p
 from jax._src.random.prng import KeyTy
 from jax._src.random.threefry2x32 import threefry2x32_p
+
+
+def gpu_interpreter():  # type: ignore[no-untyped-def]
+    """Returns the state of JAX's GPU interpreter, whose import takes a while and is rarely needed."""
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
+    return gpu_callbacks

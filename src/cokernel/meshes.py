@@ -336,7 +336,30 @@ def _check_alone(mesh: Any) -> None:
         )
 
 
+def is_gpu_mesh(mesh: Any) -> bool:
+    """Returns whether a mesh is one of `jax.experimental.pallas.mosaic_gpu`."""
+    return getattr(mesh, "core_type", None) == "gpu"
+
+
+def _check_gpu_pair(first: Any, second: Any) -> None:
+    for name in ("grid", "grid_names", "cluster", "cluster_names"):
+        if getattr(first, name) != getattr(second, name):
+            raise ValueError(
+                f"programs of one kernel on a GPU differ only in their threads, but {first} and "
+                f"{second} have different {name}: {getattr(first, name)} and "
+                f"{getattr(second, name)}"
+            )
+    if first.thread_name is not None and first.thread_name == second.thread_name:
+        raise ValueError(
+            f"{first} and {second} both have a thread axis named {first.thread_name!r}: rename it "
+            "in one of them"
+        )
+
+
 def _check_pair(first: Any, second: Any) -> None:
+    if is_gpu_mesh(first) and is_gpu_mesh(second):
+        _check_gpu_pair(first, second)
+        return
     if first.core_type == second.core_type:
         if isinstance(first, CoreMesh):
             advice = "give their axes different names"

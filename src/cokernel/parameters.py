@@ -68,11 +68,19 @@ def check(compiler_params: Any) -> None:
     """Raises TypeError unless `compiler_params` is of a kind that Cokernel understands."""
     if compiler_params is None:
         return
-    if not isinstance(compiler_params, CompilerParams | _jax.TpuCompilerParams):
+    known = isinstance(compiler_params, CompilerParams | _jax.TpuCompilerParams)
+    if not known and not is_for_gpu(compiler_params):
         raise TypeError(
-            "compiler_params must be a cokernel.CompilerParams, a pltpu.CompilerParams or None, "
-            f"got {compiler_params!r} of type {type(compiler_params).__name__}"
+            "compiler_params must be a cokernel.CompilerParams, a pltpu.CompilerParams, a "
+            f"plgpu.CompilerParams or None, got {compiler_params!r} of type "
+            f"{type(compiler_params).__name__}"
         )
+
+
+def is_for_gpu(compiler_params: Any) -> bool:
+    """Returns whether these are the parameters of JAX's Mosaic GPU."""
+    # Their module is loaded if there are any, and takes too long to load otherwise.
+    return type(compiler_params).__module__.startswith("jax._src.pallas.mosaic_gpu.")
 
 
 def check_descriptions(name: Any, metadata: Any, cost_estimate: Any) -> None:
@@ -113,6 +121,8 @@ def resolve(compiler_params: Any) -> CompilerParams:
             return CompilerParams()
         case CompilerParams():
             return compiler_params
+        case _ if is_for_gpu(compiler_params):
+            raise TypeError(f"a kernel without GPU programs cannot have {compiler_params!r}")
         case _:
             return CompilerParams(
                 bounds_checks=not compiler_params.disable_bounds_checks,
@@ -129,3 +139,19 @@ def has_side_effects(compiler_params: Any) -> bool:
         # allows as well.
         return effects is _jax.SideEffectType.SIDE_EFFECTING
     return bool(effects)
+
+
+def gpu_interpreter_params(interpret: Any, checked: Any) -> Any:
+    """Returns how JAX's interpreter runs a kernel of GPU programs, or False if it does not.
+
+    Args:
+      interpret: what the user passed.
+      checked: the checks that hold, of the kernel or around it, or None.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if isinstance(interpret, plgpu.InterpretGPUParams):
+        return interpret
+    if checked is not None:
+        return plgpu.InterpretGPUParams(detect_races=True)
+    return plgpu.InterpretGPUParams() if interpret else False

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel import _jax, meshes
+from cokernel.meshes import is_gpu_mesh
 
 mpmd_map_p = _jax.Primitive("mpmd_map")
 mpmd_map_p.multiple_results = True
@@ -69,7 +70,8 @@ def abstract_eval(
         for index, aval in enumerate(out_avals)
     ]
     all_meshes = (*meshes, *params["external_meshes"])
-    return tuple(map(_seen_from_outside, results)), _effects(in_avals, jaxprs, meshes, all_meshes)
+    effects = _effects(in_avals, jaxprs, meshes, all_meshes, params.get("interpret"))
+    return tuple(map(_seen_from_outside, results)), effects
 
 
 def _seen_from_outside(aval: Any) -> Any:
@@ -86,6 +88,7 @@ def _effects(
     jaxprs: Sequence[Any],
     meshes: Sequence[Any],
     all_meshes: Sequence[Any],
+    interpret: Any,
 ) -> set[Any]:
     own_axes = {name for mesh in all_meshes for name in mesh.shape}
     effects: set[Any] = set()
@@ -105,6 +108,9 @@ def _effects(
                 effects.add(effect)
         if _reaches_other_devices(jaxpr, own_axes):
             effects.add(_jax.comms_effect)
+    if any(map(is_gpu_mesh, meshes)) and interpret:
+        # JAX's interpreter of GPU kernels keeps its state beside the program.
+        effects.update(_jax.get_interpret_effects(interpret))
     effects.update(_jax.WriteEffect(index) for index in used_semaphores(in_avals, jaxprs))
     return effects
 

@@ -272,6 +272,9 @@ def _scratch_aval(leaf: Any, path: Any, spec: KernelSpec) -> Any:
             f"semaphore type, got {leaf!r}"
         )
     aval = leaf.get_ref_aval()
+    if any(map(meshes.is_gpu_mesh, spec.meshes)):
+        # All threads of a block share all of its scratch. It may come as it is laid out.
+        return aval
     space = aval.memory_space
     if isinstance(space, _jax.CoreMemorySpace):
         if space.mesh not in spec.meshes:

@@ -235,7 +235,7 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
             out_avals=signature.out_avals_seen_from_outside(jaxprs),
             input_output_aliases=spec.input_output_aliases,
             compiler_params=spec.compiler_params,
-            interpret=state.effective(spec.interpret) or spec.interpret,
+            interpret=_interpret(spec),
             debug=spec.debug,
             cost_estimate=spec.cost_estimate,
             name=spec.title,
@@ -243,6 +243,14 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
             target=spec.target,
         )
     return signature.out_tree.unflatten(flat_outs)
+
+
+def _interpret(spec: KernelSpec) -> Any:
+    """Returns what the primitive is told of checked mode, or of JAX's interpreter of GPU kernels."""
+    checked = state.effective(spec.interpret)
+    if any(map(meshes.is_gpu_mesh, spec.meshes)):
+        return parameters.gpu_interpreter_params(spec.interpret, checked)
+    return checked or spec.interpret
 
 
 def _check_outer_axes(spec: KernelSpec) -> None:

@@ -10,7 +10,12 @@ import jax
 CPU_CALL_TARGET = "cokernel_launch"
 
 # The modules are imported when a kernel is lowered for their platform and not before.
-_MODULES = {"cpu": "cokernel.lowering.cpu", "tpu": "cokernel.lowering.tpu"}
+_MODULES = {
+    "cpu": "cokernel.lowering.cpu",
+    "tpu": "cokernel.lowering.tpu",
+    "cuda": "cokernel.lowering.gpu",
+    "rocm": "cokernel.lowering.other",
+}
 
 
 def lower(platforms: Sequence[str], ctx: Any, *operands: Any, **params: Any) -> Any:

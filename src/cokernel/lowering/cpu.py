@@ -15,7 +15,7 @@ import numpy as np
 from cokernel import _jax, _runtime, meshes, parameters, primitive
 from cokernel.checking.options import Checked, from_interpret
 from cokernel.compiler import cache, fingerprint
-from cokernel.lowering import CPU_CALL_TARGET
+from cokernel.lowering import CPU_CALL_TARGET, gpu_interpret
 
 # How many kernels stay in memory as machine code; each takes some 250 KB.
 REGISTERED_KERNELS = 1024
@@ -31,6 +31,8 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     Raises:
       NotImplementedError: for a primitive that can be neither compiled nor run through XLA.
     """
+    if any(map(meshes.is_gpu_mesh, params["meshes"])):
+        return gpu_interpret.lower(ctx, *operands, **params)
     options = parameters.resolve(params["compiler_params"])
     outer = _outer_axes(ctx, params)
     checked = from_interpret(params["interpret"])

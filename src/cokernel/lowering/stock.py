@@ -4,8 +4,8 @@ from typing import Any
 
 from cokernel import _jax
 
-# What JAX's primitive has no parameter for: which chip was pretended, and where a kernel came from.
-_OWN_PARAMETERS = ("target", "derivative_of")
+# What JAX's primitive has no parameter for.
+OWN_PARAMETERS = ("target", "derivative_of")
 
 
 def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -16,7 +16,7 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
       *operands: the MLIR values of the kernel's inputs.
       **params: the parameters of our primitive; `compiler_params` is one of JAX's, or None.
     """
-    for name in _OWN_PARAMETERS:
+    for name in OWN_PARAMETERS:
         params.pop(name, None)
     params["input_output_aliases"] = _jax.FrozenDict(dict(params["input_output_aliases"]))
     return _jax.common_lowerings[_jax.stock_mpmd_map_p].rule(ctx, *operands, **params)

@@ -1,0 +1,88 @@
+"""GPU kernels on a CPU: JAX's interpreter, which is stopped when it hangs.
+
+The interpreter runs the threads of a kernel as threads of this process. One that waits for an
+arrival that never comes would wait for ever, so a clock runs beside it.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from cokernel import _jax, parameters
+from cokernel.lowering import gpu, stock
+
+DEFAULT_TIME_LIMIT_S = 120.0
+
+
+def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+    """Lowers a kernel of GPU programs for a CPU.
+
+    Raises:
+      NotImplementedError: if the kernel does not ask for the interpreter.
+    """
+    gpu.check_meshes(params)
+    if not params["interpret"]:
+        raise NotImplementedError(
+            f"kernel {params['name']!r} has programs for a GPU, which a CPU can only interpret: "
+            "pass interpret=plgpu.InterpretGPUParams()"
+        )
+    time_limit_s = _time_limit_s(params["compiler_params"])
+    one = gpu.as_one_program(len(operands), params)
+    for name in stock.OWN_PARAMETERS:
+        one.pop(name, None)
+    one["input_output_aliases"] = _jax.FrozenDict(dict(one["input_output_aliases"]))
+    name = params["name"]
+
+    def run(*args: Any) -> Any:
+        jax.experimental.io_callback(lambda: _clock.start(name, time_limit_s), None, ordered=True)
+        results = _jax.stock_mpmd_map_p.bind(*args, **one)
+        jax.experimental.io_callback(_clock.stop, None, ordered=True)
+        return results
+
+    return _jax.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _time_limit_s(compiler_params: Any) -> float:
+    if isinstance(compiler_params, parameters.CompilerParams) and compiler_params.time_limit_s:
+        return compiler_params.time_limit_s
+    return DEFAULT_TIME_LIMIT_S
+
+
+class _Clock:
+    """Stops the interpreter when a kernel takes too long. It interprets one kernel at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+
+    def start(self, name: str, limit_s: float) -> None:
+        # After a failure nobody stopped the clock, and the interpreter has to be reset.
+        self.stop()
+        timer = threading.Timer(limit_s, _fail, (name, limit_s))
+        timer.daemon = True
+        with self._lock:
+            self._timer = timer
+        timer.start()
+
+    def stop(self) -> None:
+        with self._lock:
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+
+_clock = _Clock()
+
+
+def _fail(name: str, limit_s: float) -> None:
+    memory: Mapping[str, Any] | Any = _jax.gpu_interpreter()._shared_memory
+    if memory is None:
+        return
+    error = TimeoutError(
+        f"kernel {name!r} had not ended after {limit_s:g} s in JAX's GPU interpreter: its threads "
+        "wait for each other, or it needs a longer CompilerParams(time_limit_s=...)"
+    )
+    # Waiting threads wake up, see the failure, and end.
+    memory.set_failed(error, top_level=False)

@@ -1,0 +1,233 @@
+"""Several programs for a GPU become one warp-specialised program.
+
+A GPU runs one program, whose threads (warpgroups, to the hardware) may take different branches. So
+each program gets a range of the threads, asks for its own number within that range, and all share
+the scratch, which is allocated by all threads together before they part.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax import lax
+from jax.experimental import pallas as pl
+
+from cokernel import _jax, primitive
+
+THREAD_AXIS = "cokernel_thread"
+
+
+class _Allocated:
+    """Stands for a type of scratch where Pallas allocates it."""
+
+    def __init__(self, aval: Any):
+        self._aval = aval
+
+    def get_ref_aval(self) -> Any:
+        """Returns the type of the Ref."""
+        return self._aval
+
+
+def merged(num_inputs: int, params: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Returns one mesh and one program that do what a kernel's programs do on their meshes.
+
+    The program takes inputs and outputs, and allocates the scratch itself.
+
+    Args:
+      num_inputs: the number of the kernel's inputs.
+      params: the parameters of the primitive.
+
+    Raises:
+      NotImplementedError: for a program that allocates memory of its own within a loop or branch,
+        where the other programs would not take part.
+    """
+    meshes, jaxprs = params["meshes"], params["jaxprs"]
+    mesh = _common_mesh(meshes)
+    num_others = num_inputs + len(params["out_avals"])
+    variables = jaxprs[0].invars
+    scratch_types = [_Allocated(var.aval) for var in variables[num_others:]]
+    several = len(meshes) > 1
+    if several:
+        jaxprs = [
+            _on_threads(jaxpr, other, mesh, start)
+            for jaxpr, other, start in zip(jaxprs, meshes, _starts(meshes), strict=True)
+        ]
+    allocations = [_hoisted(jaxpr) if several else (jaxpr, []) for jaxpr in jaxprs]
+    hoisted_types = [_Allocated(aval) for _, avals in allocations for aval in avals]
+    threads: Any = () if mesh.thread_name is None else mesh.thread_name
+
+    def program(*refs: Any) -> None:
+        def with_scratch(*allocated: Any) -> None:
+            scratch = allocated[: len(scratch_types)]
+            rest = list(allocated[len(scratch_types) :])
+            starts = _starts(meshes)
+            for (jaxpr, avals), other, start in zip(allocations, meshes, starts, strict=True):
+                own, rest = rest[: len(avals)], rest[len(avals) :]
+                run = functools.partial(_jax.eval_jaxpr, jaxpr, (), *refs, *scratch, *own)
+                if not several:
+                    run()
+                    return
+                thread = lax.axis_index(mesh.thread_name)
+                is_its = (thread >= start) & (thread < start + (other.num_threads or 1))
+                pl.when(is_its)(lambda run=run: _discard(run()))
+
+        all_types = [*scratch_types, *hoisted_types]
+        if all_types:
+            pl.run_scoped(with_scratch, *all_types, collective_axes=threads)
+        else:
+            with_scratch()
+
+    info = jaxprs[0].debug_info
+    names = info.arg_names
+    info = info._replace(arg_names=None if names is None else names[:num_others])
+    if several:
+        info = info.replace_func_name(params["name"])
+    tree = _jax.flatten_to_tree((tuple(var.aval for var in variables[:num_others]), {}))
+    with primitive.tracing_context(mesh, [mesh], None):
+        jaxpr, _ = _jax.trace_to_jaxpr(program, tree, info)
+    assert not jaxpr.consts
+    return mesh, jaxpr
+
+
+def _discard(results: Any) -> None:
+    del results
+
+
+def _starts(meshes: Sequence[Any]) -> list[int]:
+    """Returns the first thread of each program."""
+    starts, next_start = [], 0
+    for mesh in meshes:
+        starts.append(next_start)
+        next_start += mesh.num_threads or 1
+    return starts
+
+
+def _common_mesh(meshes: Sequence[Any]) -> Any:
+    """Returns the mesh of all threads; the meshes agree on the rest, which was checked."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if len(meshes) == 1:
+        return meshes[0]
+    first = meshes[0]
+    return plgpu.Mesh(
+        grid=first.grid,
+        grid_names=first.grid_names,
+        cluster=first.cluster,
+        cluster_names=first.cluster_names,
+        num_threads=sum(mesh.num_threads or 1 for mesh in meshes),
+        thread_name=THREAD_AXIS,
+    )
+
+
+def _on_threads(jaxpr: Any, own: Any, mesh: Any, start: int) -> Any:
+    """Returns the program with its own thread axis, at any depth, replaced by a range of `mesh`."""
+    if own.thread_name is None:
+        return jaxpr
+    eqns = []
+    for eqn in jaxpr.eqns:
+        params = {
+            name: _renamed_parameter(name, value, own, mesh, start)
+            for name, value in eqn.params.items()
+        }
+        effects = _renamed_effects(eqn.effects, own.thread_name, mesh.thread_name)
+        if eqn.primitive is not _jax.axis_index_p or not _names(eqn, own.thread_name):
+            eqns.append(eqn.replace(params=params, effects=effects))
+            continue
+        if eqn.params["axis_name"] not in (own.thread_name, (own.thread_name,)):
+            raise NotImplementedError(
+                f"program {jaxpr.debug_info.func_src_info} asks for its index on several axes at "
+                f"once at {_jax.summarize_source(eqn.source_info)}; ask for each on its own"
+            )
+        [index] = eqn.outvars
+        thread = _jax.Var(index.aval)
+        params["axis_name"] = mesh.thread_name
+        eqns.append(eqn.replace(outvars=[thread], params=params, effects=effects))
+        offset = _jax.Literal(index.aval.dtype.type(start), index.aval)
+        eqns.append(
+            _jax.new_jaxpr_eqn(
+                [thread, offset], [index], lax.sub_p, {}, set(), eqn.source_info, eqn.ctx
+            )
+        )
+    return jaxpr.replace(
+        eqns=eqns,
+        effects=_renamed_effects(jaxpr.effects, own.thread_name, mesh.thread_name),
+    )
+
+
+def _names(eqn: Any, axis: Any) -> bool:
+    asked = eqn.params["axis_name"]
+    return axis in (asked if isinstance(asked, tuple) else (asked,))
+
+
+def _renamed_parameter(name: str, value: Any, own: Any, mesh: Any, start: int) -> Any:
+    if isinstance(value, _jax.Jaxpr):
+        return _on_threads(value, own, mesh, start)
+    if isinstance(value, tuple) and any(isinstance(item, _jax.Jaxpr) for item in value):
+        return tuple(_renamed_parameter(name, item, own, mesh, start) for item in value)
+    if name == "collective_axes" and isinstance(value, tuple):
+        return tuple(mesh.thread_name if axis == own.thread_name else axis for axis in value)
+    return value
+
+
+def _renamed_effects(effects: Any, old: Any, new: Any) -> set[Any]:
+    return {
+        _jax.NamedAxisEffect(new)
+        if isinstance(effect, _jax.NamedAxisEffect) and effect.name == old
+        else effect
+        for effect in effects
+    }
+
+
+def _hoisted(jaxpr: Any) -> tuple[Any, list[Any]]:
+    """Returns the program with the memory that it allocates among its inputs, and their types.
+
+    What two programs allocated while they run at the same time could be the same memory.
+    """
+    eqns, added = _inlined(jaxpr.eqns, jaxpr, {})
+    info = jaxpr.debug_info
+    if info.arg_names is not None:
+        info = info._replace(arg_names=(*info.arg_names, *[""] * len(added)))
+    new = jaxpr.replace(eqns=eqns, invars=[*jaxpr.invars, *added], debug_info=info)
+    return new, [var.aval for var in added]
+
+
+def _inlined(eqns: Sequence[Any], program: Any, names: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the equations with the bodies of those that allocate in their place, and what they
+    allocate."""
+    kept: list[Any] = []
+    added: list[Any] = []
+    for eqn in eqns:
+        invars = [names.get(a, a) if isinstance(a, _jax.Var) else a for a in eqn.invars]
+        if not _allocates_shared(eqn):
+            for inner in _jax.jaxprs_in_params(eqn.params):
+                _check_allocates_nothing(inner, program)
+            kept.append(eqn.replace(invars=invars))
+            continue
+        inner = eqn.params["jaxpr"]
+        local = dict(zip(inner.constvars, invars, strict=True))
+        fresh = {var: _jax.Var(var.aval) for var in inner.invars}
+        added += fresh.values()
+        inner_eqns, inner_added = _inlined(inner.eqns, program, {**local, **fresh})
+        kept += inner_eqns
+        added += inner_added
+        for outvar, atom in zip(eqn.outvars, inner.outvars, strict=True):
+            names[outvar] = {**local, **fresh}.get(atom, atom) if isinstance(atom, _jax.Var) else atom
+    return kept, added
+
+
+def _allocates_shared(eqn: Any) -> bool:
+    """Whether an equation allocates memory, of which registers are none."""
+    if eqn.primitive is not _jax.pallas_primitives.run_scoped_p:
+        return False
+    spaces = {getattr(var.aval, "memory_space", None) for var in eqn.params["jaxpr"].invars}
+    return any(getattr(space, "name", "") != "REGS" for space in spaces)
+
+
+def _check_allocates_nothing(jaxpr: Any, program: Any) -> None:
+    for eqn in primitive.all_equations(jaxpr):
+        if _allocates_shared(eqn):
+            raise NotImplementedError(
+                f"program {program.debug_info.func_src_info} allocates memory within a loop or a "
+                f"branch at {_jax.summarize_source(eqn.source_info)}, where the kernel's other "
+                "programs take no part: name it in scratch_types"
+            )
