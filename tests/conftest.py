@@ -1,9 +1,12 @@
 """What every test shares: JAX on the CPU with several devices, and Hypothesis without a clock."""
 
+import inspect
 import os
+from collections.abc import Callable
 
 import hypothesis
 import jax
+import pytest
 
 # Several CPU devices let the tests run kernels under shard_map; both must be set before JAX
 # starts a backend.
@@ -15,3 +18,15 @@ jax.config.update("jax_num_cpu_devices", 8)
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="session")
+def line_of() -> Callable[[Callable, str], str]:
+    """Returns a function that finds "file:line" of the one line of a function that has a text."""
+
+    def find(function: Callable, text: str) -> str:
+        lines, first = inspect.getsourcelines(function)
+        [number] = [first + i for i, line in enumerate(lines) if text in line]
+        return f"{inspect.getsourcefile(function)}:{number}"
+
+    return find

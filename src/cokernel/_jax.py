@@ -7,6 +7,8 @@ imports each name on its own. Names are grouped by what they are for, and sorted
 # Names are grouped by purpose, which an import sorter would undo; and nothing here is used here.
 # ruff: noqa: F401, I001
 
+from typing import Any
+
 # Tracing and jaxprs
 from jax._src.api_util import debug_info
 from jax._src.core import AbstractValue
@@ -191,8 +193,8 @@ from jax._src.random.prng import KeyTy
 from jax._src.random.threefry2x32 import threefry2x32_p
 
 
-def gpu_interpreter():  # type: ignore[no-untyped-def]
-    """Returns the state of JAX's GPU interpreter, whose import takes a while and is rarely needed."""
+def gpu_interpreter() -> Any:
+    """Returns the state of JAX's GPU interpreter, whose import takes long and is rarely needed."""
     from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
     return gpu_callbacks

@@ -9,6 +9,8 @@ Its parameters:
   input_output_aliases: pairs (input, output), sorted; the output overwrites the input.
   compiler_params, interpret, debug, cost_estimate, name, metadata: as given to `mpmd_map`.
   target: the name of the chip that was pretended when the kernel was made, or None.
+  scratch_transforms: only where scratch of GPU programs is laid out in a special way: what leads
+    from each piece of scratch as it is laid out to what a program sees.
   derivative_of: only where the kernel is the derivative of another: the parameters of that one and
     its `num_inputs`. Its inputs and outputs come first here, before their tangents.
 """

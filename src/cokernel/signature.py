@@ -82,6 +82,11 @@ class Signature:
         self.num_inputs = len(self.in_avals)
         self.num_outputs = len(self.out_avals)
         self.num_scratch = len(scratch_avals)
+        # How a GPU's scratch is laid out; a program's Refs come with it.
+        self.scratch_transforms = tuple(
+            aval.transforms if isinstance(aval, _jax.TransformedRef) else ()
+            for aval in scratch_avals
+        )
 
         space = default_memory_space(spec.meshes)
         inputs = jax.tree.map(
@@ -110,7 +115,11 @@ class Signature:
 
         Such an argument consists of the Ref, which keeps the parameter's name, and its indices.
         """
-        if not any(isinstance(arg, _jax.TransformedRef) for arg in self._input_leaves):
+        leaves = jax.tree.leaves(
+            (self._input_leaves, self.body_args, self.body_kwargs),
+            is_leaf=lambda x: isinstance(x, _jax.TransformedRef),
+        )
+        if not any(isinstance(arg, _jax.TransformedRef) for arg in leaves):
             return tuple(names)
         return tuple(name.removesuffix(".ref") for name in names)
 

@@ -225,6 +225,9 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
             print(f"program {jaxpr.debug_info.func_src_info} on {mesh}:\n{jaxpr}")
 
     external_meshes = signature.external_meshes(consts)
+    extra: dict[str, Any] = {}
+    if any(signature.scratch_transforms):
+        extra["scratch_transforms"] = signature.scratch_transforms
     with jax.named_scope(spec.title):
         flat_outs = mpmd_map_p.bind(
             *flat_args,
@@ -241,12 +244,13 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
             name=spec.title,
             metadata=spec.metadata,
             target=spec.target,
+            **extra,
         )
     return signature.out_tree.unflatten(flat_outs)
 
 
 def _interpret(spec: KernelSpec) -> Any:
-    """Returns what the primitive is told of checked mode, or of JAX's interpreter of GPU kernels."""
+    """Returns what the primitive is told of checked mode, or of JAX's interpreter for GPUs."""
     checked = state.effective(spec.interpret)
     if any(map(meshes.is_gpu_mesh, spec.meshes)):
         return parameters.gpu_interpreter_params(spec.interpret, checked)

@@ -1,6 +1,5 @@
 """The compilers of the chips, each started once; a chip without a compiler here is skipped."""
 
-import inspect
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -37,15 +36,3 @@ def compiler_for() -> Iterator[Callable[[str], aot.Compiler]]:
 def tpu(request: pytest.FixtureRequest, compiler_for: Callable) -> aot.Compiler:
     """The compiler of each TPU in turn."""
     return compiler_for(request.param)
-
-
-@pytest.fixture(scope="session")
-def line_of() -> Callable[[Callable, str], str]:
-    """Returns a function that finds "file:line" of the one line of a function that has a text."""
-
-    def find(function: Callable, text: str) -> str:
-        lines, first = inspect.getsourcelines(function)
-        [number] = [first + i for i, line in enumerate(lines) if text in line]
-        return f"{inspect.getsourcefile(function)}:{number}"
-
-    return find

@@ -1,7 +1,6 @@
 """What the whole kernels share: how many workers run them, and the chip they are written for."""
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,15 +18,3 @@ def v6e() -> Iterator[None]:
     """Pretends a chip with one TensorCore and two SparseCores of sixteen subcores each."""
     with cokernel.target("v6e"):
         yield
-
-
-@pytest.fixture(scope="session")
-def line_of() -> Callable[[Callable, str], str]:
-    """Returns a function that finds "file:line" of the one line of a function that has a text."""
-
-    def find(function: Callable, text: str) -> str:
-        lines, first = inspect.getsourcelines(function)
-        [number] = [first + i for i, line in enumerate(lines) if text in line]
-        return f"{inspect.getsourcefile(function)}:{number}"
-
-    return find

@@ -1,5 +1,6 @@
 """Traces and lowers a function here, has it compiled elsewhere, and writes the report."""
 
+import dataclasses
 import io
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from cokernel import _jax, meshes
 from cokernel.aot import memory, places, schedule, targets
 from cokernel.aot.places import Place
 from cokernel.aot.process import Compiler, Outcome
-from cokernel.aot.report import Report
+from cokernel.aot.report import Registers, Report
 from cokernel.aot.targets import Target
 
 
@@ -56,8 +57,10 @@ def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Repo
         with _lowering_for(target):
             module = _bytecode(traced.lower(lowering_platforms=(target.platform,)))
     except Exception as error:
-        place = places.find(jaxpr, lambda shorter: _lower(shorter, target) is None)
-        return _refused_here(name, target, "lower", error, place or _kernel_at_fault(jaxpr, uses))
+        kind = _kind(error)
+        place = places.find(jaxpr, lambda shorter: _kind(_lower(shorter, target)) == kind)
+        place = place or _kernel_at_fault(jaxpr, uses)
+        return dataclasses.replace(_refused_here(name, target, "lower", error, place), memory=uses)
 
     outcome = compiler.compile(module)
     if outcome.compiled is None:
@@ -83,9 +86,10 @@ def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Repo
         message="; ".join(problems),
         seconds=outcome.compiled["seconds"],
         memory=uses,
-        code_bytes=sizes.pop("generated_code_size", None),
+        code_bytes=sizes.pop("generated_code_size", 0) or None,
         compiler_bytes=sizes,
         calls=calls,
+        registers=[Registers(**found) for found in outcome.compiled["registers"]],
     )
 
 
@@ -116,24 +120,37 @@ def _bytecode(lowered: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _lower(jaxpr: Any, target: Target) -> bytes | None:
-    """Returns the module for a traced function, or None if it cannot be lowered."""
+def _lower(jaxpr: Any, target: Target) -> bytes | Exception:
+    """Returns the module for a traced function, or why it cannot be lowered."""
     avals = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in jaxpr.invars]
     try:
         with _lowering_for(target):
             function = jax.jit(_jax.jaxpr_as_fun(jaxpr))
             return _bytecode(function.trace(*avals).lower(lowering_platforms=(target.platform,)))
-    except Exception:
-        # It is asked whether that happens, and the first error is the one that is reported.
-        return None
+    except Exception as error:
+        # Only whether it happens, and whether it is the same as before, is of interest.
+        return error
 
 
 def _place_of_refusal(jaxpr: Any, outcome: Outcome, compiler: Compiler) -> Place | None:
+    kind = _kind(outcome.error)
+
     def is_refused(shorter: Any) -> bool:
         module = _lower(shorter, compiler.target)
-        return module is None or compiler.compile(module).compiled is None
+        if isinstance(module, Exception):
+            # That it cannot be lowered comes from what was left out.
+            return False
+        found = compiler.compile(module)
+        return found.compiled is None and _kind(found.error) == kind
 
     return places.find(jaxpr, is_refused)
+
+
+def _kind(refusal: Any) -> str:
+    """Returns how a message or error begins, before the names and numbers of what it is about."""
+    if isinstance(refusal, Exception):
+        return f"{type(refusal).__name__}: {str(refusal)[:30]}"
+    return refusal[:30] if isinstance(refusal, str) else ""
 
 
 def _kernel_at_fault(jaxpr: Any, uses: list[memory.MemoryUse]) -> Place | None:

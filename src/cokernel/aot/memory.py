@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cokernel import _jax, primitive
+from cokernel.meshes import is_gpu_mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +125,9 @@ def _memory_of(aval: Any, meshes: tuple[Any, ...]) -> str:
             return "shared memory of a SparseCore"
         case names.SEMAPHORE:
             return "semaphores"
+        case _ if any(map(is_gpu_mesh, owners)):
+            names_on_gpu = {"SMEM": "shared memory of a block", "GMEM": "HBM"}
+            return names_on_gpu.get(space.name, space.name)
         case _:
             return f"{getattr(space, 'name', space)} of {_owner(owners)}"
 

@@ -97,6 +97,8 @@ class Compiler:
             "modules": list(target.modules),
             "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")},
         }
+        for folder in target.folders.values():
+            pathlib.Path(self._folder.name, folder).mkdir(exist_ok=True)
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
@@ -107,7 +109,8 @@ class Compiler:
             },
         }
         # The worker finds its own packages, and not those that this process was pointed to.
-        environment.pop("PYTHONPATH", None)
+        for name in ("PYTHONPATH", "MOSAIC_GPU_RUNTIME_LIB_PATH"):
+            environment.pop(name, None)
         worker = pathlib.Path(__file__).with_name("worker.py")
         self._log = pathlib.Path(self._folder.name, "log").open("w+")  # noqa: SIM115
         self._process = subprocess.Popen(

@@ -12,11 +12,19 @@ from cokernel.aot.schedule import Call, overlapping
 
 @dataclasses.dataclass(frozen=True)
 class Registers:
-    """What the machine code of one GPU kernel takes, of each thread."""
+    """What the machine code of one GPU kernel takes.
+
+    Attributes:
+      kernel: its name.
+      registers: of each CUDA thread.
+      spilled_bytes: how much of them goes through memory, written and read.
+      code_bytes: the size of the code, None if it was not found out.
+    """
 
     kernel: str
     registers: int
     spilled_bytes: int
+    code_bytes: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +111,10 @@ def render(report: Report, console: Any) -> None:
     if report.code_bytes is not None:
         console.print(f"  code {report.code_bytes:,} bytes")
     for registers in report.registers:
+        size = "" if registers.code_bytes is None else f", code {registers.code_bytes:,} bytes"
         console.print(
             f"  {registers.kernel}: {registers.registers} registers a thread, "
-            f"{registers.spilled_bytes} bytes spilled"
+            f"{registers.spilled_bytes} bytes spilled{size}"
         )
     for call in report.calls:
         size = "" if call.code_bytes is None else f", code {call.code_bytes:,} bytes"

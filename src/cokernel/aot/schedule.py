@@ -34,7 +34,7 @@ class Call:
     Attributes:
       name: XLA's name of the instruction.
       kernel: the kernel's name, empty where XLA does not know it.
-      unit: "SparseCore", or "TensorCore" (the main thread, which is a GPU's as well).
+      unit: "TensorCore", "SparseCore" or "GPU".
       computation: the computation it is in; only calls of one computation can be compared.
       start: the position in the schedule at which it starts.
       end: the position at which it has ended.
@@ -150,7 +150,8 @@ def _calls_of(computation: str, lines: Sequence[str]) -> list[Call]:
             case "custom-call":
                 target = _TARGET.search(line)
                 if target is not None and target[1] in _MOSAIC_TARGETS:
-                    call = _call(name, line, "TensorCore", computation, position)
+                    unit = "GPU" if "gpu" in target[1] else "TensorCore"
+                    call = _call(name, line, unit, computation, position)
                     found.append(dataclasses.replace(call, operands=operands))
             case "call-start":
                 call = _call(name, line, "SparseCore", computation, position)

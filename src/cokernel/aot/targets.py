@@ -1,12 +1,20 @@
 """The chips that kernels can be compiled for where they are not."""
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from cokernel import meshes
+
+
+@dataclasses.dataclass(frozen=True)
+class _CudaDevice(jax.sharding.AbstractDevice):
+    """A device that answers what Mosaic GPU asks of a real one."""
+
+    compute_capability: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +32,7 @@ class Target:
       environment: variables that the compiler reads.
       folders: variables that name a folder in which the compiler may write, with its name.
       topology_options: what else describes the chip to the compiler.
+      compute_capability: NVIDIA's number for what a GPU can do; empty for a TPU.
     """
 
     name: str
@@ -36,12 +45,14 @@ class Target:
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     folders: Mapping[str, str] = dataclasses.field(default_factory=dict)
     topology_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    compute_capability: str = ""
 
     def abstract_mesh(self) -> Any:
         """Returns a mesh of one device of this chip, under which JAX lowers for it."""
-        device = jax.sharding.AbstractDevice(
-            device_kind=self.device_kind, platform=self.platform, num_cores=self.num_cores
-        )
+        description = (self.device_kind, self.num_cores, self.platform)
+        device: Any = jax.sharding.AbstractDevice(*description)
+        if self.compute_capability:
+            device = _CudaDevice(*description, self.compute_capability)
         # The name is unlikely to be an axis of the function's own.
         return jax.sharding.AbstractMesh(
             (1,),
@@ -86,10 +97,31 @@ def _tpu(name: str, device_kind: str, num_cores: int, topology: str, accelerator
     )
 
 
+def _gpu(name: str, device_kind: str, num_cores: int, compute_capability: str) -> Target:
+    description = pathlib.Path(__file__).with_name(f"{name}.txtpb").read_text()
+    return Target(
+        name=name,
+        platform="cuda",
+        device_kind=device_kind,
+        num_cores=num_cores,
+        topology="1x1x1",
+        modules=("jax_plugins.xla_cuda13",),
+        extra="gpu",
+        # There is no driver whose version could be checked.
+        environment={"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
+        # What ptxas says of registers goes to a file.
+        folders={"MOSAIC_GPU_DUMP_TO": "dump"},
+        topology_options={"topology": "1x1x1", "target_config": description},
+        compute_capability=compute_capability,
+    )
+
+
 _ALL = (
     _tpu("v5p", "TPU v5", 2, "v5p:2x2x1", "v5p-8"),
     _tpu("v6e", "TPU v6 lite", 1, "v6e:2x2", "v6e-4"),
     _tpu("tpu7x", "TPU7x", 1, "tpu7x:2x2x1", "tpu7x-8"),
+    _gpu("h100", "NVIDIA H100 80GB HBM3", 132, "9.0"),
+    _gpu("b200", "NVIDIA B200", 148, "10.0"),
 )
 
 TARGETS: Mapping[str, Target] = {target.name: target for target in _ALL}

@@ -18,6 +18,9 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
+import struct
+import subprocess
 import sys
 import time
 from types import ModuleType
@@ -52,6 +55,71 @@ def _missing(settings: dict[str, Any]) -> str | None:
     return None
 
 
+def _find_ptxas() -> None:
+    """Lets XLA find the assembler of NVIDIA's wheel, if it is installed."""
+    for folder in sys.path:
+        for found in pathlib.Path(folder).glob("nvidia/*/bin/ptxas"):
+            os.environ["PATH"] = f"{found.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+            return
+
+
+_ENTRY = re.compile(r"Compiling entry function '(?P<kernel>[^']*)'")
+_SPILLS = re.compile(r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads")
+_USED = re.compile(r"Used (?P<registers>\d+) registers")
+
+
+def _registers() -> list[dict[str, Any]]:
+    """Returns what ptxas said of each GPU kernel since this was asked before."""
+    folder = os.environ.get("MOSAIC_GPU_DUMP_TO")
+    if folder is None:
+        return []
+    found = []
+    for path in sorted(pathlib.Path(folder).iterdir()):
+        if path.suffix == ".ptxas":
+            text = path.read_text()
+            entry, spills, used = (e.search(text) for e in (_ENTRY, _SPILLS, _USED))
+            if entry and spills and used:
+                found.append(
+                    {
+                        "kernel": entry["kernel"].removesuffix("_mosaic_gpu_kernel"),
+                        "registers": int(used["registers"]),
+                        "spilled_bytes": int(spills["stores"]) + int(spills["loads"]),
+                        "code_bytes": _code_bytes(path.with_suffix(".ptx")),
+                    }
+                )
+    for path in pathlib.Path(folder).iterdir():
+        path.unlink()
+    return found
+
+
+_PTX_TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
+
+
+def _code_bytes(ptx: pathlib.Path) -> int | None:
+    """Returns the size of the machine code that ptxas makes of a file, None if it makes none."""
+    target = _PTX_TARGET.search(ptx.read_text())
+    cubin = ptx.with_suffix(".cubin")
+    if target is None:
+        return None
+    command = ["ptxas", "-arch", target[1], str(ptx), "-o", str(cubin)]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        return None
+    return _size_of_sections(cubin.read_bytes(), b".text.")
+
+
+def _size_of_sections(elf: bytes, prefix: bytes) -> int:
+    """Returns the bytes of all sections of a 64-bit ELF file whose name starts in a given way."""
+    [table] = struct.unpack_from("<Q", elf, 0x28)
+    entry_size, count, names_index = struct.unpack_from("<3H", elf, 0x3A)
+    sections = [
+        # Name, type, flags, address, offset, size.
+        struct.unpack_from("<IIQQQQ", elf, table + index * entry_size)
+        for index in range(count)
+    ]
+    names = sections[names_index][4]
+    return sum(section[5] for section in sections if elf.startswith(prefix, names + section[0]))
+
+
 class Compiler:
     """The compiler of one chip."""
 
@@ -59,6 +127,10 @@ class Compiler:
         from jax.experimental import topologies
 
         self._names = _private_names()
+        if settings["platform"] == "cuda":
+            _find_ptxas()
+            # Tells the compiler where its runtime library is.
+            importlib.import_module("jax.experimental.mosaic.gpu")
         self._topology_name = settings["topology"]
         self._devices: Any = topologies.get_topology_desc(
             settings["topology"], platform=settings["platform"], **settings["topology_options"]
@@ -95,6 +167,7 @@ class Compiler:
             seconds = time.perf_counter() - began
         statistics = executable.get_compiled_memory_stats()
         return {
+            "registers": _registers(),
             "seconds": seconds,
             "hlo": "\n".join(module.to_string() for module in executable.hlo_modules()),
             "memory": {

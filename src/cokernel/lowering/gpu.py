@@ -14,7 +14,12 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
       NotImplementedError: for programs on meshes that a GPU has not.
     """
     check_meshes(params)
-    return stock.lower(ctx, *operands, **as_one_program(len(operands), params))
+    one = as_one_program(len(operands), params)
+    # The interpreter is for where there is no GPU; the order that its effect asks for is XLA's own.
+    one["interpret"] = False
+    if len(ctx.tokens_in):
+        ctx.set_tokens_out(ctx.tokens_in)
+    return stock.lower(ctx, *operands, **one)
 
 
 def check_meshes(params: Mapping[str, Any]) -> None:

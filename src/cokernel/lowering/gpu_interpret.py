@@ -5,7 +5,6 @@ arrival that never comes would wait for ever, so a clock runs beside it.
 """
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -77,7 +76,7 @@ _clock = _Clock()
 
 
 def _fail(name: str, limit_s: float) -> None:
-    memory: Mapping[str, Any] | Any = _jax.gpu_interpreter()._shared_memory
+    memory = _jax.gpu_interpreter()._shared_memory
     if memory is None:
         return
     error = TimeoutError(

@@ -20,11 +20,14 @@ THREAD_AXIS = "cokernel_thread"
 class _Allocated:
     """Stands for a type of scratch where Pallas allocates it."""
 
-    def __init__(self, aval: Any):
+    def __init__(self, aval: Any, transforms: tuple[Any, ...]):
         self._aval = aval
+        self._transforms = transforms
 
     def get_ref_aval(self) -> Any:
-        """Returns the type of the Ref."""
+        """Returns the type of the Ref, with the transforms from how it is laid out."""
+        if self._transforms:
+            return _jax.TransformedRef(self._aval, self._transforms)
         return self._aval
 
 
@@ -45,7 +48,9 @@ def merged(num_inputs: int, params: Mapping[str, Any]) -> tuple[Any, Any]:
     mesh = _common_mesh(meshes)
     num_others = num_inputs + len(params["out_avals"])
     variables = jaxprs[0].invars
-    scratch_types = [_Allocated(var.aval) for var in variables[num_others:]]
+    scratch = [var.aval for var in variables[num_others:]]
+    transforms = params.get("scratch_transforms") or ((),) * len(scratch)
+    scratch_types = list(map(_Allocated, scratch, transforms))
     several = len(meshes) > 1
     if several:
         jaxprs = [
@@ -53,16 +58,17 @@ def merged(num_inputs: int, params: Mapping[str, Any]) -> tuple[Any, Any]:
             for jaxpr, other, start in zip(jaxprs, meshes, _starts(meshes), strict=True)
         ]
     allocations = [_hoisted(jaxpr) if several else (jaxpr, []) for jaxpr in jaxprs]
-    hoisted_types = [_Allocated(aval) for _, avals in allocations for aval in avals]
+    hoisted_types = [allocated for _, own_types in allocations for allocated in own_types]
     threads: Any = () if mesh.thread_name is None else mesh.thread_name
 
     def program(*refs: Any) -> None:
         def with_scratch(*allocated: Any) -> None:
-            scratch = allocated[: len(scratch_types)]
-            rest = list(allocated[len(scratch_types) :])
+            # A program applies the transforms itself.
+            plain = [r.ref if isinstance(r, _jax.TransformedRef) else r for r in allocated]
+            scratch, rest = plain[: len(scratch_types)], plain[len(scratch_types) :]
             starts = _starts(meshes)
-            for (jaxpr, avals), other, start in zip(allocations, meshes, starts, strict=True):
-                own, rest = rest[: len(avals)], rest[len(avals) :]
+            for (jaxpr, own_types), other, start in zip(allocations, meshes, starts, strict=True):
+                own, rest = rest[: len(own_types)], rest[len(own_types) :]
                 run = functools.partial(_jax.eval_jaxpr, jaxpr, (), *refs, *scratch, *own)
                 if not several:
                     run()
@@ -130,14 +136,10 @@ def _on_threads(jaxpr: Any, own: Any, mesh: Any, start: int) -> Any:
             for name, value in eqn.params.items()
         }
         effects = _renamed_effects(eqn.effects, own.thread_name, mesh.thread_name)
-        if eqn.primitive is not _jax.axis_index_p or not _names(eqn, own.thread_name):
+        asks_for = eqn.params["axis_name"] if eqn.primitive is _jax.axis_index_p else None
+        if asks_for != own.thread_name:
             eqns.append(eqn.replace(params=params, effects=effects))
             continue
-        if eqn.params["axis_name"] not in (own.thread_name, (own.thread_name,)):
-            raise NotImplementedError(
-                f"program {jaxpr.debug_info.func_src_info} asks for its index on several axes at "
-                f"once at {_jax.summarize_source(eqn.source_info)}; ask for each on its own"
-            )
         [index] = eqn.outvars
         thread = _jax.Var(index.aval)
         params["axis_name"] = mesh.thread_name
@@ -152,11 +154,6 @@ def _on_threads(jaxpr: Any, own: Any, mesh: Any, start: int) -> Any:
         eqns=eqns,
         effects=_renamed_effects(jaxpr.effects, own.thread_name, mesh.thread_name),
     )
-
-
-def _names(eqn: Any, axis: Any) -> bool:
-    asked = eqn.params["axis_name"]
-    return axis in (asked if isinstance(asked, tuple) else (asked,))
 
 
 def _renamed_parameter(name: str, value: Any, own: Any, mesh: Any, start: int) -> Any:
@@ -178,7 +175,7 @@ def _renamed_effects(effects: Any, old: Any, new: Any) -> set[Any]:
     }
 
 
-def _hoisted(jaxpr: Any) -> tuple[Any, list[Any]]:
+def _hoisted(jaxpr: Any) -> tuple[Any, list[_Allocated]]:
     """Returns the program with the memory that it allocates among its inputs, and their types.
 
     What two programs allocated while they run at the same time could be the same memory.
@@ -188,14 +185,16 @@ def _hoisted(jaxpr: Any) -> tuple[Any, list[Any]]:
     if info.arg_names is not None:
         info = info._replace(arg_names=(*info.arg_names, *[""] * len(added)))
     new = jaxpr.replace(eqns=eqns, invars=[*jaxpr.invars, *added], debug_info=info)
-    return new, [var.aval for var in added]
+    return new, [_Allocated(var.aval, transforms) for var, transforms in added.items()]
 
 
-def _inlined(eqns: Sequence[Any], program: Any, names: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the equations with the bodies of those that allocate in their place, and what they
-    allocate."""
+def _inlined(
+    eqns: Sequence[Any], program: Any, names: dict[Any, Any]
+) -> tuple[list[Any], dict[Any, tuple[Any, ...]]]:
+    """Returns the equations with the bodies of those that allocate in their place, and variables
+    for what they allocate, with transforms."""
     kept: list[Any] = []
-    added: list[Any] = []
+    added: dict[Any, tuple[Any, ...]] = {}
     for eqn in eqns:
         invars = [names.get(a, a) if isinstance(a, _jax.Var) else a for a in eqn.invars]
         if not _allocates_shared(eqn):
@@ -204,14 +203,16 @@ def _inlined(eqns: Sequence[Any], program: Any, names: dict[Any, Any]) -> tuple[
             kept.append(eqn.replace(invars=invars))
             continue
         inner = eqn.params["jaxpr"]
-        local = dict(zip(inner.constvars, invars, strict=True))
         fresh = {var: _jax.Var(var.aval) for var in inner.invars}
-        added += fresh.values()
-        inner_eqns, inner_added = _inlined(inner.eqns, program, {**local, **fresh})
+        local = {**dict(zip(inner.constvars, invars, strict=True)), **fresh}
+        added.update(zip(fresh.values(), eqn.params["ref_transforms"], strict=True))
+        inner_eqns, inner_added = _inlined(inner.eqns, program, local)
         kept += inner_eqns
-        added += inner_added
+        added.update(inner_added)
         for outvar, atom in zip(eqn.outvars, inner.outvars, strict=True):
-            names[outvar] = {**local, **fresh}.get(atom, atom) if isinstance(atom, _jax.Var) else atom
+            names[outvar] = (
+                {**local, **fresh}.get(atom, atom) if isinstance(atom, _jax.Var) else atom
+            )
     return kept, added
 
 

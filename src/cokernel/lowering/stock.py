@@ -5,7 +5,7 @@ from typing import Any
 from cokernel import _jax
 
 # What JAX's primitive has no parameter for.
-OWN_PARAMETERS = ("target", "derivative_of")
+OWN_PARAMETERS = ("target", "derivative_of", "scratch_transforms")
 
 
 def lower(ctx: Any, *operands: Any, **params: Any) -> Any:

@@ -1,0 +1,158 @@
+"""Kernels of GPU programs: merged into one, run in JAX's interpreter, refused with the reason."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+import cokernel
+from cokernel import _jax
+
+F32 = jnp.float32
+LENGTH = 256
+INTERPRET = plgpu.InterpretGPUParams(detect_races=True)
+VECTOR = jax.ShapeDtypeStruct((LENGTH,), F32)
+
+
+def mesh(name, threads=1, **others):
+    return plgpu.Mesh(num_threads=threads, thread_name=name, **others)
+
+
+def copy_in(x_ref, o_ref, tile, full, done):
+    plgpu.copy_gmem_to_smem(x_ref, tile, full)
+
+
+def scale_part(x_ref, o_ref, tile, full, done):
+    me = lax.axis_index("consumer")
+    plgpu.barrier_wait(full)
+
+    # The index is asked for at some depth: in a loop, a branch, and what they call.
+    def add(step, total):
+        return lax.cond(step > 1, lambda: total + lax.axis_index("consumer"), lambda: total)
+
+    added = lax.fori_loop(0, 4, add, 0)
+    part = pl.ds(me * (LENGTH // 2), LENGTH // 2)
+    o_ref[part] = tile[part] * 3 + added.astype(F32)
+
+
+SCRATCH = [plgpu.SMEM((LENGTH,), F32), plgpu.Barrier(), plgpu.Barrier()]
+
+
+def two_programs(consume=scale_part, **options):
+    return cokernel.mpmd_map(
+        [(mesh("producer"), copy_in), (mesh("consumer", 2), consume)],
+        VECTOR,
+        scratch_types=SCRATCH,
+        **{"interpret": INTERPRET, **options},
+    )
+
+
+def test_two_programs_equal_numpy_and_are_free_of_races():
+    # Integers, of which a fused multiplication and addition makes the same.
+    x = np.random.default_rng(0).integers(-99, 99, LENGTH).astype(np.float32)
+    expected = x * 3 + np.repeat(np.float32([0, 2]), LENGTH // 2)
+    np.testing.assert_array_equal(two_programs()(x), expected)
+
+
+def test_what_programs_allocate_themselves_is_not_the_same_memory():
+    def program(name, value):
+        def body(o_ref, written):
+            def fill(own):
+                own[...] = jnp.full((LENGTH,), value, F32)
+                plgpu.barrier_arrive(written)
+                # By now the other program has filled its own.
+                plgpu.barrier_wait(written)
+                o_ref[value] = own[...]
+
+            pl.run_scoped(fill, plgpu.SMEM((LENGTH,), F32), collective_axes=name)
+
+        return mesh(name), body
+
+    kernel = cokernel.mpmd_map(
+        [program("first", 0), program("second", 1)],
+        jax.ShapeDtypeStruct((2, LENGTH), F32),
+        scratch_types=[plgpu.Barrier(num_arrivals=2)],
+        interpret=INTERPRET,
+    )
+    expected = np.repeat(np.float32([0, 1]), LENGTH).reshape(2, LENGTH)
+    np.testing.assert_array_equal(kernel(), expected)
+
+
+def test_jax_itself_refuses_two_programs():
+    kernel = _jax.stock_mpmd_map(
+        [(mesh("producer"), lambda o_ref: None), (mesh("producer"), lambda o_ref: None)], VECTOR
+    )
+    with pytest.raises(NotImplementedError):
+        jax.jit(kernel).trace().lower(lowering_platforms=("cuda",))
+
+
+def test_a_kernel_that_hangs_ends_with_an_error_and_the_next_one_runs():
+    def wait_for_nobody(x_ref, o_ref, tile, full, done):
+        plgpu.barrier_wait(done)
+
+    limited = cokernel.CompilerParams(time_limit_s=1)
+    x = np.ones(LENGTH, np.float32)
+    with pytest.raises(Exception, match="had not ended after 1 s in JAX's GPU interpreter"):
+        jax.block_until_ready(two_programs(wait_for_nobody, compiler_params=limited)(x))
+    expected = 3 + np.repeat(np.float32([0, 2]), LENGTH // 2)
+    np.testing.assert_array_equal(two_programs()(x), expected)
+
+
+def test_a_race_is_an_error():
+    def do_not_wait(x_ref, o_ref, tile, full, done):
+        part = pl.ds(lax.axis_index("consumer") * (LENGTH // 2), LENGTH // 2)
+        o_ref[part] = tile[part]
+        plgpu.barrier_wait(full)
+
+    with pytest.raises(Exception, match="RACE DETECTED"):
+        jax.block_until_ready(two_programs(do_not_wait)(np.ones(LENGTH, np.float32)))
+
+
+def test_memory_that_one_program_allocates_in_a_loop_is_refused_at_its_line(line_of):
+    def allocates(x_ref, o_ref, tile, full, done):
+        @pl.loop(0, 2)
+        def _step(_):
+            pl.run_scoped(
+                lambda mine: plgpu.barrier_wait(full),
+                plgpu.SMEM((LENGTH,), F32),
+                collective_axes="consumer",
+            )
+
+    kernel = two_programs(allocates, interpret=False)
+    with pytest.raises(NotImplementedError, match="memory within a loop or a branch") as error:
+        jax.jit(kernel).trace(VECTOR).lower(lowering_platforms=("cuda",))
+    assert f"at {line_of(allocates, 'pl.run_scoped')}" in str(error.value)
+
+
+def test_meshes_of_one_kernel_differ_only_in_their_threads():
+    wide = mesh("consumer", grid=(2,), grid_names=("row",))
+    with pytest.raises(ValueError, match=r"differ only in their threads, but .* different grid"):
+        cokernel.mpmd_map([(mesh("producer"), copy_in), (wide, scale_part)], VECTOR)
+    with pytest.raises(ValueError, match="both have a thread axis named 'same'"):
+        cokernel.mpmd_map([(mesh("same"), copy_in), (mesh("same"), scale_part)], VECTOR)
+
+
+def test_a_cpu_says_how_to_interpret_a_kernel():
+    with pytest.raises(NotImplementedError, match=r"pass interpret=plgpu\.InterpretGPUParams"):
+        two_programs(interpret=False)(np.ones(LENGTH, np.float32))
+
+
+def test_kernels_of_cpu_cores_are_refused_to_a_gpu():
+    kernel = cokernel.kernel(lambda o_ref: None, VECTOR, mesh=cokernel.CoreMesh(core=2), name="k")
+    with pytest.raises(NotImplementedError, match="kernel 'k' cannot run on a GPU"):
+        jax.jit(kernel).trace().lower(lowering_platforms=("cuda",))
+
+
+def test_rocm_is_left_to_jax_for_one_program_and_refused_for_several():
+    with pytest.raises(NotImplementedError, match=r"has 2 programs, on .* but on rocm .* only one"):
+        jax.jit(two_programs(interpret=False)).trace(VECTOR).lower(lowering_platforms=("rocm",))
+
+    def triple(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 3
+
+    kernel = cokernel.kernel(triple, VECTOR, mesh=plgpu.Mesh(), name="triple")
+    with pytest.raises(NotImplementedError, match="not supported in the Triton backend"):
+        jax.jit(kernel).trace(VECTOR).lower(lowering_platforms=("rocm",))
