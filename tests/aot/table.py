@@ -79,7 +79,7 @@ def _reason(report: aot.Report) -> str:
     # Which program uses what, and where, is in the report.
     message = re.sub(r"^kernel .* uses '\w+' at .*?\), ", "a TensorCore's program uses ", message)
     message = re.sub(r" \S*\.py:\d+(:\d+)?", "", message)
-    return _where(report) + message
+    return _where(report) + message.strip()
 
 
 def _where(report: aot.Report) -> str:
