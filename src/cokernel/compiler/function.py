@@ -3,6 +3,7 @@ it is left early.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,11 @@ from llvmlite import ir
 
 from cokernel.compiler import dtypes
 from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
+
+# A nest over at least so many elements looks whether the launch has been stopped, about every so
+# many.
+LONG_NEST_ELEMENTS = 1 << 20
+WATCHED_ELEMENTS = 1 << 16
 
 # An index or extent: a Python int while it is known at compile time, else an i64 in the function
 # being built.
@@ -429,19 +435,56 @@ class FunctionBuilder:
         return identity
 
     @contextlib.contextmanager
-    def nest(self, shape: Sequence[Index]) -> Iterator[list[Index]]:
+    def nest(self, shape: Sequence[Index], *, work: int = 1) -> Iterator[list[Index]]:
         """A nest of loops over all points of a box, last dimension innermost; dimensions of extent
-        one get no loop.
+        one get no loop. `work` says for how many elements each point stands.
+
+        A long nest looks every so often whether the launch has been told to stop.
         """
+        watched = _watched_dimension(shape, work)
         with contextlib.ExitStack() as stack:
             index: list[Index] = []
-            for extent in shape:
+            for dimension, extent in enumerate(shape):
                 if isinstance(extent, int) and extent == 1:
                     index.append(0)
-                else:
-                    loop = stack.enter_context(self.loop(0, extent, rolled=True))
-                    index.append(loop.counter)
+                    continue
+                start, stop = 0, extent
+                if dimension == watched:
+                    # Blocks, so that the loops inside a block are as simple as ever.
+                    inside = work * math.prod(_known(shape[dimension + 1 :]))
+                    step = max(1, WATCHED_ELEMENTS // inside)
+                    block = stack.enter_context(self.loop(0, extent, step=step))
+                    self.stop_check()
+                    if step == 1:
+                        index.append(block.counter)
+                        continue
+                    start = block.counter
+                    stop = self.add(start, step)
+                    if not isinstance(extent, int) or extent % step:
+                        limits = [self.index(stop), self.index(extent)]
+                        stop = self.intrinsic("llvm.umin", i64, limits)
+                loop = stack.enter_context(self.loop(start, stop, rolled=True))
+                index.append(loop.counter)
             yield index
+
+
+def _known(extents: Sequence[Index]) -> list[int]:
+    """The extents that are known, 1 in place of each of the others."""
+    return [extent if isinstance(extent, int) else 1 for extent in extents]
+
+
+def _watched_dimension(shape: Sequence[Index], work: int) -> int | None:
+    """The innermost dimension inside of which a block of a long nest fits; None if the nest is
+    short, as far as that is known."""
+    extents = _known(shape)
+    if work * math.prod(extents) < LONG_NEST_ELEMENTS:
+        return None
+    inside = work
+    for dimension in reversed(range(len(shape))):
+        inside *= extents[dimension]
+        if inside > WATCHED_ELEMENTS:
+            return dimension
+    return None
 
 
 class Loop:

@@ -305,7 +305,8 @@ def _fold_rows(context: Context, combine: Combiner, spread: Buffer, value: Value
         function: FunctionBuilder, target: Buffer | None, values: list[Value]
     ) -> Sequence[ir.Value]:
         assert target is not None
-        with function.nest(value.shape[:outer]) as index:
+        row_size = math.prod(value.shape[outer:])
+        with function.nest(value.shape[:outer], work=row_size) as index:
             folded = _fold_nest(
                 function, combine, combine.identity(), values[0], index, value.shape[outer:]
             )
@@ -342,7 +343,7 @@ def _fold_columns(context: Context, combine: Combiner, spread: Buffer, value: Va
         function: FunctionBuilder, target: Buffer | None, values: list[Value]
     ) -> Sequence[ir.Value]:
         assert target is not None
-        with function.nest(value.shape[:row]) as before:
+        with function.nest(value.shape[:row], work=math.prod(value.shape[row:])) as before:
             if whole:
                 with function.loop(0, whole) as loop:
                     first = function.multiply(loop.counter, ROWS_AT_ONCE)
