@@ -3,6 +3,8 @@
 from cokernel import lowering as lowering
 from cokernel import rules as rules
 from cokernel.checking.explore import explore as explore
+from cokernel.checking.findings import Finding as Finding
+from cokernel.checking.findings import Party as Party
 from cokernel.checking.options import Checked as Checked
 from cokernel.checking.report import CheckWarning as CheckWarning
 from cokernel.checking.report import Report as Report
@@ -28,7 +30,9 @@ __all__ = [
     "Checked",
     "CompilerParams",
     "CoreMesh",
+    "Finding",
     "LaunchStatistics",
+    "Party",
     "ProgramStatistics",
     "Report",
     "checked",
