@@ -1,7 +1,7 @@
 """A corpus of small kernels, each with one planted fault, beside its repaired twin.
 
-A case is a function that builds the kernel: `build(True)` has the fault, `build(False)` has not. The
-lines that a finding must name are marked in the source with a comment, `# fault`.
+A case is a function that builds the kernel: `build(True)` has the fault, `build(False)` has not.
+The lines that a finding must name are marked in the source with a comment, `# fault`.
 """
 
 import contextlib

@@ -111,9 +111,7 @@ def both_slots_of_a_double_buffer_are_one(broken):
 def waits_for_the_semaphore_of_the_other_slot(broken):
     def body(x_ref, out_ref, windows, done):
         def fetch(row, semaphore):
-            return pltpu.make_async_copy(
-                x_ref.at[row], windows.at[row % 2], done.at[semaphore]
-            )
+            return pltpu.make_async_copy(x_ref.at[row], windows.at[row % 2], done.at[semaphore])
 
         for row in range(0, ROWS, 2):
             fetch(row, 0).start()  # fault
@@ -276,9 +274,7 @@ def waits_for_more_than_the_copy_moved(broken):
     def body(x_ref, out_ref, done):
         half = ROWS // 2
         parts = [pl.ds(0, half), pl.ds(half, half)]
-        copies = [
-            pltpu.make_async_copy(x_ref.at[part], out_ref.at[part], done) for part in parts
-        ]
+        copies = [pltpu.make_async_copy(x_ref.at[part], out_ref.at[part], done) for part in parts]
         copies[0].start()
         copies[1].start()
         if broken:

@@ -85,20 +85,20 @@ def two_cores_add_without_atomics(broken):
     )
 
 
-def ring(depth, credits, length=6):
-    """A producer and a consumer with `depth` slots, where the producer may run `credits` ahead."""
+def ring(depth, ahead, length=6):
+    """A producer and a consumer with `depth` slots, where the producer may run `ahead`."""
 
     def produce(x_ref, out_ref, slots, full, empty):
         @pl.loop(0, length)
         def _item(item):
-            @pl.when(item >= credits)
+            @pl.when(item >= ahead)
             def _wait():
                 pl.semaphore_wait(empty, 1)
 
             slots[item % depth] = x_ref[item]  # fault
             pl.semaphore_signal(full, 1, device_id={"consumer": 0})
 
-        pl.semaphore_wait(empty, min(credits, length))
+        pl.semaphore_wait(empty, min(ahead, length))
 
     def consume(x_ref, out_ref, slots, full, empty):
         @pl.loop(0, length)
@@ -122,12 +122,12 @@ def ring(depth, credits, length=6):
 
 @case("Race", "slots")
 def ring_depth_off_by_one(broken):
-    return ring(depth=2, credits=3 if broken else 2)
+    return ring(depth=2, ahead=3 if broken else 2)
 
 
 @case("Race", "slots")
 def consumer_lapped_by_a_producer_that_never_waits(broken):
-    return ring(depth=3, credits=6 if broken else 3)
+    return ring(depth=3, ahead=6 if broken else 3)
 
 
 @case("Race", "board")
@@ -291,9 +291,7 @@ def flag_raised_before_the_data_is_there(broken):
 
         @pl.when(core == 1)
         def _watch():
-            lax.while_loop(
-                lambda _: flag_and_data[0] != x_ref[0], lambda n: n + 1, jnp.int32(0)
-            )
+            lax.while_loop(lambda _: flag_and_data[0] != x_ref[0], lambda n: n + 1, jnp.int32(0))
             out_ref[0] = flag_and_data[1]  # fault
 
     kernel = cokernel.kernel(
