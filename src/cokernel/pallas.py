@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel import _jax, closures, meshes, primitive
+from cokernel.checking import state
 
 # Part of the key of JAX's caches, so that nothing traced or compiled with it serves without it.
 _enabled: Any = _jax.config_ext.Config(
@@ -61,8 +62,9 @@ _setting_lock = threading.Lock()
 def enable() -> None:
     """Runs the kernels of `pl.kernel` by Cokernel from now on, in all threads.
 
-    That holds for kernels of one mesh or several, made before or after, and with any `interpret=`
-    argument: they are compiled and not interpreted. Build meshes that ask for a chip, and call
+    That holds for kernels of one mesh or several, made before or after. They are compiled and not
+    interpreted: `interpret=True` means what False does, and JAX's `pltpu.InterpretParams` run the
+    kernel in checked mode. Build meshes that ask for a chip, and call
     kernels whose programs ask for it, inside `cokernel.target(...)`. What was jitted before is
     traced again, as it is after `disable`.
     """
@@ -155,6 +157,7 @@ def _own_params(params: Mapping[str, Any]) -> dict[str, Any]:
     aliases = tuple(sorted(params["input_output_aliases"].items()))
     return {
         **params,
+        "interpret": state.effective(params["interpret"]) or False,
         "name": name,
         "input_output_aliases": aliases,
         "target": meshes.current_target(),
