@@ -155,6 +155,7 @@ from jax._src.pallas.mosaic import primitives as tpu_primitives
 from jax._src.pallas.mosaic import sc_primitives
 from jax._src.named_sharding import UNSPECIFIED
 from jax._src.pjit import jit_p
+from jax._src.source_info_util import raw_frame_to_frame
 from jax._src.source_info_util import user_frame
 from jax._src.state.primitives import addupdate_p
 from jax._src.state.primitives import broadcast_to_p

@@ -30,6 +30,7 @@ class Case:
       chip: the chip that its meshes are of, None for plain cores.
       options: what checked mode is asked for besides the defaults.
       always: whether every schedule shows it, rather than some.
+      source: the function whose lines are marked, if `build` only calls it.
     """
 
     kind: str
@@ -38,11 +39,12 @@ class Case:
     chip: str | None
     options: dict[str, Any]
     always: bool
+    source: Callable[..., Any]
 
     @property
     def lines(self) -> set[int]:
         """The marked lines of its source."""
-        source, first = inspect.getsourcelines(self.build)
+        source, first = inspect.getsourcelines(self.source)
         return {first + number for number, line in enumerate(source) if MARK in line}
 
     @property
@@ -60,12 +62,18 @@ class Case:
 
 
 def case(
-    kind: str, name: str, *, chip: str | None = None, always: bool = False, **options: Any
+    kind: str,
+    name: str,
+    *,
+    chip: str | None = None,
+    always: bool = False,
+    lines: Callable[..., Any] | None = None,
+    **options: Any,
 ) -> Callable[[Callable[[bool], Callable[[], Any]]], Case]:
     """Adds the decorated builder to the corpus. See `Case` for the arguments."""
 
     def add(build: Callable[[bool], Callable[[], Any]]) -> Case:
-        made = Case(kind, build, name, chip, options, always)
+        made = Case(kind, build, name, chip, options, always, lines or build)
         assert build.__name__ not in CASES, f"two cases are called {build.__name__}"
         CASES[build.__name__] = made
         return made
@@ -74,10 +82,11 @@ def case(
 
 
 def lines_of(findings: Sequence[cokernel.Finding], file: str) -> set[int]:
-    """All lines of a file that findings name."""
-    return {
-        party.line
+    """All lines of a file that findings name, those from which helpers were called too."""
+    places = [
+        place
         for finding in findings
         for party in finding.parties
-        if party.file == file and party.line is not None
-    }
+        for place in ((party.file, party.line), *((c["file"], c["line"]) for c in party.callers))
+    ]
+    return {line for where, line in places if where == file and line is not None}

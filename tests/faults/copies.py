@@ -278,7 +278,9 @@ def waits_for_more_than_the_copy_moved(broken):
         copies[0].start()
         copies[1].start()
         if broken:
-            pltpu.make_async_copy(x_ref, out_ref, done).wait()  # fault
+            for size in (half + 1, half - 1):
+                window = out_ref.at[pl.ds(0, size)]
+                pltpu.make_async_copy(x_ref.at[pl.ds(0, size)], window, done).wait()  # fault
         else:
             copies[0].wait()
             copies[1].wait()

@@ -120,12 +120,12 @@ def ring(depth, ahead, length=6):
     return lambda: kernel(jnp.arange(length * 8).reshape(length, 8))
 
 
-@case("Race", "slots")
+@case("Race", "slots", lines=ring)
 def ring_depth_off_by_one(broken):
     return ring(depth=2, ahead=3 if broken else 2)
 
 
-@case("Race", "slots")
+@case("Race", "slots", lines=ring)
 def consumer_lapped_by_a_producer_that_never_waits(broken):
     return ring(depth=3, ahead=6 if broken else 3)
 
@@ -195,12 +195,16 @@ def semaphore_reused_across_phases(broken):
     def body(out_ref, board, arrived):
         core = core_id()
         for phase in range(2):
-            board[phase, core] = jnp.full((8,), core + phase)  # fault
             slot = 0 if broken else phase
-            for other in range(CORES):
-                signal(arrived.at[slot], other)
-            pl.semaphore_wait(arrived.at[slot], CORES)
-            out_ref[core] = board[phase, (core + 1) % CORES]  # fault
+            board[phase, core] = jnp.full((8,), core + phase)  # fault
+            signal(arrived.at[slot], 0)
+
+        @pl.when(core == 0)
+        def _collect():
+            for phase in range(2):
+                pl.semaphore_wait(arrived.at[0 if broken else phase], CORES)
+                for other in range(CORES):
+                    out_ref[other] = board[phase, other]  # fault
 
     return cokernel.kernel(
         body,

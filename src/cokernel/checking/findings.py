@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cokernel.checking.advice import advise
-from cokernel.checking.places import Places, code
+from cokernel.checking.places import Places, code, where
 from cokernel.checking.schedules import Schedule
 
 # In the order in which a report tells them: what stopped the launch, then what makes it wrong.
@@ -41,6 +41,8 @@ class Party:
       operation: the primitive, such as "dma_start" or "write".
       file, line, function: the place in the user's program; None where it is not known.
       code: the text of that line.
+      callers: where the user's own functions were called from that led there, innermost first,
+        each with "file", "line", "function" and "code".
     """
 
     program: str
@@ -53,6 +55,7 @@ class Party:
     line: int | None
     function: str | None
     code: str | None
+    callers: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def who(self) -> str:
@@ -96,7 +99,16 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for JSON."""
-        return {**dataclasses.asdict(self), "parties": [*map(dataclasses.asdict, self.parties)]}
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Finding":
+        """The finding that `to_dict`, and JSON after it, made plain data of."""
+        parties = tuple(
+            Party(**{**party, "callers": tuple(party["callers"])}) for party in plain["parties"]
+        )
+        tuples = {name: tuple(plain[name]) for name in ("advice", "details")}
+        return cls(**{**plain, **tuples, "parties": parties})
 
     def text(self) -> str:
         """The finding as lines of text."""
@@ -108,6 +120,10 @@ class Finding:
             lines.append(f"    at {_where(party)}")
             if party.code:
                 lines.append(f"        {party.code}")
+            for caller in party.callers:
+                lines.append(f"    called at {where(caller)}")
+                if caller["code"]:
+                    lines.append(f"        {caller['code']}")
         lines += [f"  {line}" if line else "" for line in self.details]
         if self.advice:
             lines.append("  What to do:")
@@ -176,6 +192,7 @@ def party_of(raw: Mapping[str, Any], places: Places) -> Party:
         line=site.get("line"),
         function=site.get("function"),
         code=code(site) if site else None,
+        callers=tuple({**caller, "code": code(caller)} for caller in site.get("callers", ())),
     )
 
 

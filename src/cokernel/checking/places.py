@@ -183,7 +183,13 @@ def code(site: Mapping[str, Any] | None) -> str | None:
 
 
 def where_and_code(site: Mapping[str, Any] | None, indent: str) -> list[str]:
-    """Lines that name a place in the user's program and quote it."""
+    """Lines that name a place in the user's program, and from where it was called, and quote it."""
+    lines = [f"{indent}at {where(site)}", *_quoted(site, indent)]
+    for caller in (site or {}).get("callers", ()):
+        lines += [f"{indent}called at {where(caller)}", *_quoted(caller, indent)]
+    return lines
+
+
+def _quoted(site: Mapping[str, Any] | None, indent: str) -> list[str]:
     quoted = code(site)
-    lines = [f"{indent}at {where(site)}"]
-    return lines if quoted is None else [*lines, f"{indent}    {quoted}"]
+    return [] if quoted is None else [f"{indent}    {quoted}"]

@@ -115,7 +115,7 @@ def report_of(
       record: what the runtime hands over at the end of a checked launch.
       places: the names of the kernel's sites, cores and memory.
       not_checked, notes: what the compiler knows that the runtime does not.
-      chip: where the kernel asks for more than the target chip has.
+      chip: where the kernel asks for more than the target chip has, as far as that counts as wrong.
     """
     found = [finding_of(raw, places) for raw in record["findings"]]
     failure = record.get("failure")
@@ -259,6 +259,8 @@ def finish_launch(
       The text of the error that the launch raises, "" if it raises none.
     """
     places = Places(sites, memory)
+    if options.chip_limits == "warn":
+        notes, chip = [*notes, *map(_as_note, chip)], ()
     report = report_of(record, places, not_checked=not_checked, chip=chip, notes=notes)
     is_heard = _reports.add(report, record)
     if record.get("failure") is None and (options.on_finding == "warn" or not report.findings):
@@ -266,3 +268,8 @@ def finish_launch(
             warnings.warn(str(report), CheckWarning, stacklevel=2)
         return ""
     return str(report)
+
+
+def _as_note(finding: Finding) -> str:
+    place = next((f" ({p.file}:{p.line})" for p in finding.parties if p.file), "")
+    return f"{finding.kind}: {finding.sentence}{place}"

@@ -47,20 +47,23 @@ def _panel(finding: "Finding") -> Any:
 
 
 def _party(party: "Party") -> list[Any]:
-    from rich.syntax import Syntax
     from rich.text import Text
 
     lines: list[Any] = [Text.assemble("\n", (party.who, "bold"), f" {party.action}")]
-    if party.file is not None:
-        lines.append(Text(f"  {party.file}:{party.line}", "cyan"))
-    if party.code and party.line is not None:
-        lines.append(
-            Syntax(
-                party.code,
-                "python",
-                line_numbers=True,
-                start_line=party.line,
-                background_color="default",
-            )
-        )
+    if party.file is not None and party.line is not None:
+        lines += _place(party.file, party.line, party.code)
+    for caller in party.callers:
+        lines.append(Text("  called at", "dim"))
+        lines += _place(caller["file"], caller["line"], caller["code"])
     return lines
+
+
+def _place(file: str, line: int, code: str | None) -> list[Any]:
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    place: list[Any] = [Text(f"  {file}:{line}", "cyan")]
+    if code:
+        numbered = {"line_numbers": True, "start_line": line, "background_color": "default"}
+        place.append(Syntax(code, "python", **numbered))  # type: ignore[arg-type]
+    return place

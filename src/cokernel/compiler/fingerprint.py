@@ -20,6 +20,7 @@ import numpy as np
 
 import cokernel
 from cokernel import _jax
+from cokernel.compiler.sites import user_line
 
 # Parameters of an equation that no rule looks at. Some hold Python functions, which have no digest.
 _IGNORED = {
@@ -289,11 +290,7 @@ class _Writer:
         # Equations that one call makes share a traceback.
         known = self._known.get(id(traceback))
         if known is None:
-            frame = _jax.user_frame(traceback)
-            place = (
-                None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
-            )
-            known = self._known[id(traceback)] = (traceback, repr(place))
+            known = self._known[id(traceback)] = (traceback, repr(user_line(traceback)))
         return known[1]
 
 

@@ -20,7 +20,7 @@ from cokernel.compiler.liveness import OVERWRITING, Ownership
 from cokernel.compiler.ops.registry import RULES
 from cokernel.compiler.polling import polling_reads
 from cokernel.compiler.refs import AnyRef, root_of
-from cokernel.compiler.sites import SourceLine
+from cokernel.compiler.sites import SourceLine, user_line
 from cokernel.compiler.values import Expression, Value, array_constant
 
 
@@ -270,7 +270,4 @@ def _fallback() -> Any:
 
 def source_line(eqn: Any) -> SourceLine | None:
     """The user's line that an equation comes from, None inside library helpers."""
-    frame = _jax.user_frame(eqn.source_info.traceback)
-    if frame is None:
-        return None
-    return SourceLine(frame.file_name, frame.start_line, frame.function_name)
+    return user_line(eqn.source_info.traceback)

@@ -200,7 +200,28 @@ def _compile(
     if checked is not None:
         module["checked"] = dataclasses.asdict(checked)
         module["unchecked"] = compiled.unchecked
+        module["chip"] = _beyond_the_chip(ctx, params, kernel, checked)
     return module, compiled.callbacks
+
+
+def _beyond_the_chip(
+    ctx: Any, params: Mapping[str, Any], kernel: Any, checked: Checked
+) -> list[dict[str, Any]]:
+    """Where the kernel asks for more than its chip has, as plain data; nothing without a chip."""
+    target = meshes.current_target()
+    if target is None or checked.chip_limits == "off":
+        return []
+    from cokernel.checking import chip_limits
+
+    parameters_before_scratch = len(ctx.avals_in) + len(params["out_avals"])
+    found = chip_limits.findings(
+        kernel.jaxprs,
+        kernel.meshes,
+        kernel.program_names,
+        len(kernel.jaxprs[0].invars) - parameters_before_scratch,
+        target,
+    )
+    return [finding.to_dict() for finding in found]
 
 
 def _key(text: str, callbacks: Sequence[Mapping[str, Any]]) -> int:
@@ -222,6 +243,7 @@ def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[s
     ]
     spec["report"] = functools.partial(_describe, sites=module["sites"], memory=module["memory"])
     if "checked" in module:
+        from cokernel.checking.findings import Finding
         from cokernel.checking.report import finish_launch
 
         spec["checked_report"] = functools.partial(
@@ -230,6 +252,7 @@ def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[s
             sites=module["sites"],
             memory=module["memory"],
             not_checked=module["unchecked"],
+            chip=[Finding.from_dict(plain) for plain in module["chip"]],
         )
     spec["callbacks"] = list(callbacks)
     spec["keep_alive"] = code
