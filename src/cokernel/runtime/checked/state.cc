@@ -143,7 +143,7 @@ void State::run() {
   }
   if (launch_.unfinished.load(std::memory_order_relaxed) == 0 && !is_stopped()) finish_dmas();
   if (!is_stopped()) look_at_end();
-  uint64_t behaviour = mix(barrier_behaviour_, element_behaviour_);
+  uint64_t behaviour = mix(element_behaviour_);
   for (const auto& semaphore : semaphores_.all()) {
     behaviour += mix(hash_of(semaphore->place), semaphore->behaviour);
   }

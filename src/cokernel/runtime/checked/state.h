@@ -204,7 +204,6 @@ class State final : public Conflicts {
   SemaphoreTable semaphores_;
   std::unordered_map<const Barrier*, Clock> barrier_clocks_;
   std::unordered_map<const Barrier*, std::vector<int32_t>> barrier_cores_;
-  uint64_t barrier_behaviour_ = 0;
   Dma* dma_ = nullptr;  // The one that takes effect at the moment.
 
   Accesses accesses_;
