@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -138,7 +139,9 @@ def in_process(name: str, what: str, cache: str) -> dict[str, float] | str:
     except subprocess.TimeoutExpired:
         return f"longer than {INTERPRETER_LIMIT_S} s"
     if done.returncode:
-        return "refused: " + (done.stderr.strip().splitlines() or ["?"])[-1]
+        lines = done.stderr.strip().splitlines() or ["?"]
+        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        return "refused: " + (errors or lines)[-1]
     return json.loads(done.stdout.splitlines()[-1])
 
 
