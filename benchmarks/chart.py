@@ -13,39 +13,39 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot
 
-# Which contenders of a case are shown, and what they are called in the picture.
-ROWS = [
-    (
-        "semaphore",
-        "semaphore round trip",
-        {"Cokernel, one worker": "Cokernel", "C++ condition variable, two threads": "C++ threads"},
-    ),
-    ("empty", "launch of 34 idle cores", {"Cokernel": "Cokernel", "jitted identity": "jax.jit"}),
-    (
-        "gather",
-        "gather 131,072 rows",
-        {
-            "Cokernel": "Cokernel",
-            "jit(jnp.take)": "jax.jit",
-            "C++ by hand, 2 threads": "C++ by hand",
-        },
-    ),
-    (
-        "affine",
-        "x * 2 + 1 on 2^20 floats",
-        {
-            "Cokernel": "Cokernel",
-            "jit(x * 2 + 1)": "jax.jit",
-            "C++ by hand, 2 threads": "C++ by hand",
-        },
-    ),
-]
-COLOURS = {
-    "Cokernel": "#c2410c",
-    "jax.jit": "#64748b",
-    "C++ by hand": "#cbd5e1",
-    "C++ threads": "#cbd5e1",
+# What each case is called in the picture; a case that is not named here goes by its key.
+TITLES = {
+    "semaphore": "semaphore round trip",
+    "empty": "launch of 34 idle cores",
+    "workers": "x → 2.9 x (1 - x) on 512 lanes",
+    "copy": "copy 1024²",
+    "scale": "scale 1024², pipeline",
+    "affine": "x · 2 + 1 on 2²⁰",
+    "gather": "gather 131,072 rows",
+    "gather_window": "gather 4,096 rows",
+    "scatter_add": "scatter-add 2²⁰ into 65,536",
+    "cumsum": "cumulative sum of 2²⁰, lanes",
+    "scalar_cumsum": "cumulative sum of 2²⁰, scalars",
+    "sort": "sort 2¹⁶",
+    "matmul_512_float32": "matmul 512³ float32",
+    "matmul_512_bfloat16": "matmul 512³ bfloat16",
+    "matmul_2048_float32": "matmul 2048³ float32",
+    "matmul_2048_bfloat16": "matmul 2048³ bfloat16",
+    "softmax": "softmax over rows of 4096",
+    "attention": "attention, 2048 keys",
+    "exp": "exp of 2²⁰",
+    "tanh": "tanh of 2²⁰",
+    "erf": "erf of 2²⁰",
 }
+# The kinds of contenders: how the names of theirs begin, their mark, its colour and its size. Of
+# several of a kind in one case, the last is shown: the one with most threads.
+KINDS = {
+    "jax.jit": (("jax.jit",), "o", "#475569", 42),
+    "JAX's HLO interpreter": (("JAX's HLO interpreter",), "s", "#94a3b8", 34),
+    "C++ by hand or BLAS, all threads": (("C++", "BLAS"), "D", "#0d9488", 30),
+    "limit of the machine": (("limit",), "|", "#0f172a", 90),
+}
+ACCENT = "#c2410c"
 
 
 def duration(seconds: float) -> str:
@@ -56,33 +56,51 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
+def marks(contenders: dict[str, dict]) -> tuple[float, dict[str, float]]:
+    """The time of Cokernel, which comes first in each case, and that of each kind of peer."""
+    times = {name: statistics.median(one["times_s"]) for name, one in contenders.items()}
+    ours = next(iter(times.values()))
+    shown = {
+        kind: [time for name, time in times.items() if name.startswith(beginnings)]
+        for kind, (beginnings, *_) in KINDS.items()
+    }
+    return ours, {kind: found[-1] for kind, found in shown.items() if found}
+
+
 def draw(results: dict, target: pathlib.Path) -> None:
-    """Draws one group of bars for each case, as multiples of Cokernel's time."""
+    """Draws one line for each case, its peers as multiples of Cokernel's time."""
     pyplot.rcParams.update({"font.family": "sans-serif", "font.size": 10, "svg.fonttype": "none"})
-    figure, axes = pyplot.subplots(figsize=(8, 3.6))
-    place, ticks = 0.0, []
-    for case, title, shown in ROWS:
-        contenders = results["cases"][case]["contenders"]
-        times = {
-            label: statistics.median(contenders[name]["times_s"]) for name, label in shown.items()
-        }
-        middle = place + (len(times) - 1) / 2
-        ticks.append((middle, title))
-        for label, time in times.items():
-            multiple = time / times["Cokernel"]
-            axes.barh(place, multiple, height=0.82, color=COLOURS[label])
-            axes.text(multiple * 1.06, place, f"{label}  {duration(time)}", va="center", fontsize=9)
-            place += 1
-        place += 0.7
+    cases = results["cases"]
+    figure, axes = pyplot.subplots(figsize=(8, 1.3 + 0.3 * len(cases)))
+    axes.axvspan(1e-4, 1, color="#f1f5f9", zorder=0)
+    axes.axvline(1, color=ACCENT, linewidth=1.4, zorder=1, label="Cokernel, and its time")
+    ticks, named, largest, smallest = [], set(), 1.0, 1.0
+    for place, (key, case) in enumerate(cases.items()):
+        ours, peers = marks(case["contenders"])
+        ticks.append(TITLES.get(key, key))
+        multiples = {kind: time / ours for kind, time in peers.items()}
+        ends = [*multiples.values(), 1]
+        largest, smallest = max(largest, *ends), min(smallest, *ends)
+        axes.plot([min(ends), max(ends)], [place, place], color="#cbd5e1", linewidth=1, zorder=1)
+        for kind, multiple in multiples.items():
+            _, mark, colour, size = KINDS[kind]
+            label = kind if kind not in named else None
+            named.add(kind)
+            axes.scatter(multiple, place, s=size, marker=mark, color=colour, zorder=3, label=label)
+        axes.text(
+            1.004, place, duration(ours), transform=axes.get_yaxis_transform(), color=ACCENT,
+            va="center", fontsize=9,
+        )  # fmt: skip
     axes.set_xscale("log")
-    axes.set_xlim(0.1, axes.get_xlim()[1] * 6)
-    axes.axvline(1, color="#c2410c", linewidth=0.8)
-    axes.set_yticks([tick for tick, _ in ticks], [title for _, title in ticks])
-    axes.invert_yaxis()
-    axes.set_xlabel("time, as a multiple of Cokernel's")
+    axes.xaxis.set_major_formatter(lambda multiple, _: f"{multiple:g}")
+    axes.set_xlim(smallest / 1.5, largest * 1.5)
+    axes.set_ylim(len(cases) - 0.4, -0.6)
+    axes.set_yticks(range(len(cases)), ticks)
+    axes.set_xlabel("time as a multiple of Cokernel's (to the right of the line: slower)")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    figure.tight_layout()
+    figure.legend(loc="upper center", ncols=3, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.55 / figure.get_figheight()))
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, metadata={"Date": None})
 

@@ -1,9 +1,9 @@
-"""Runs one benchmark kernel, at a small size, under one of JAX's interpret modes or Cokernel.
+"""Runs benchmark kernels, at a small size, under one of JAX's interpret modes or Cokernel.
 
-    python benchmarks/interpret.py KERNEL MODE
+    python benchmarks/interpret.py MODE KERNEL ...
 
-prints one line of JSON: {"seconds": time of the second call, "right": whether the result is}, or
-{"refused": why it did not run}.
+prints one line of JSON for each kernel: {"seconds": time of the second call, "right": whether the
+result is}, or {"refused": why it did not run}.
 It is a program of its own because an interpreter may hang or abort.
 """
 
@@ -28,8 +28,8 @@ MODES = {
 }
 
 
-def main(name: str, mode: str) -> dict:
-    """Runs the kernel twice and returns what is to be printed."""
+def outcome(mode: str, name: str) -> dict:
+    """Runs a kernel twice and returns what is to be printed."""
     make = cokernel.kernel if mode == "Cokernel" else pl.kernel
     options = {} if mode == "Cokernel" else {"interpret": MODES[mode]}
     sample = SAMPLES[name]
@@ -56,4 +56,5 @@ def main(name: str, mode: str) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    for kernel_name in sys.argv[2:]:
+        print(json.dumps(outcome(sys.argv[1], kernel_name)), flush=True)
