@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import cokernel
+import cokernel.pallas
 from cokernel import _jax
 
 F32 = jnp.float32
@@ -156,3 +157,10 @@ def test_rocm_is_left_to_jax_for_one_program_and_refused_for_several():
     kernel = cokernel.kernel(triple, VECTOR, mesh=plgpu.Mesh(), name="triple")
     with pytest.raises(NotImplementedError, match="not supported in the Triton backend"):
         jax.jit(kernel).trace(VECTOR).lower(lowering_platforms=("rocm",))
+
+
+def test_kernels_are_interpreted_also_where_stock_kernels_run_on_cokernel():
+    x = np.ones(LENGTH, np.float32)
+    with cokernel.pallas.enabled():
+        expected = 3 + np.repeat(np.float32([0, 2]), LENGTH // 2)
+        np.testing.assert_array_equal(two_programs()(x), expected)

@@ -102,8 +102,11 @@ def _bind(*args: Any, **params: Any) -> Any:
 
 
 def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-    """Lowers for a CPU what was traced while stock kernels were not enabled."""
-    if not _enabled.value:
+    """Lowers for a CPU what was traced while stock kernels were not enabled.
+
+    A kernel for a GPU comes from Cokernel itself, which hands it to JAX's interpreter.
+    """
+    if not _enabled.value or any(map(meshes.is_gpu_mesh, params["meshes"])):
         return _jax.common_lowerings[_jax.stock_mpmd_map_p].rule(ctx, *operands, **params)
     return primitive.lower(ctx, *operands, **_own_params(params))
 

@@ -11,6 +11,7 @@ from unittest import mock
 import jax
 import pytest
 
+import cokernel.pallas
 from cokernel import _jax, lowering, primitive
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -125,4 +126,6 @@ def collect() -> list[Case]:
             recorder.source = str(path.relative_to(ROOT))
             jax.clear_caches()
             runpy.run_path(str(path), run_name="__main__")
+            # Some examples are about it.
+            cokernel.pallas.disable()
     return list(recorder.cases.values())

@@ -36,7 +36,7 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
 
     def run(*args: Any) -> Any:
         jax.experimental.io_callback(lambda: _clock.start(name, time_limit_s), None, ordered=True)
-        results = _jax.stock_mpmd_map_p.bind(*args, **one)
+        results = stock.bind(*args, **one)
         jax.experimental.io_callback(_clock.stop, None, ordered=True)
         return results
 

@@ -20,3 +20,8 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         params.pop(name, None)
     params["input_output_aliases"] = _jax.FrozenDict(dict(params["input_output_aliases"]))
     return _jax.common_lowerings[_jax.stock_mpmd_map_p].rule(ctx, *operands, **params)
+
+
+def bind(*args: Any, **params: Any) -> Any:
+    """Binds JAX's own primitive, also while `cokernel.pallas` has put ours in its place."""
+    return _jax.Primitive.bind(_jax.stock_mpmd_map_p, *args, **params)

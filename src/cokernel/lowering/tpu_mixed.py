@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from cokernel import _jax
+from cokernel.lowering import stock
 
 # The attribute of a call that says which of the four it is.
 PART_ATTRIBUTE = "kernel_part"
@@ -262,7 +263,7 @@ class _Kernel:
                 if space.mesh not in (*group.meshes, *external):
                     external.append(space.mesh)
             values.append(value)
-        results = _jax.stock_mpmd_map_p.bind(
+        results = stock.bind(
             *values,
             jaxprs=tuple(_with_variables(jaxpr, variables) for jaxpr in group.jaxprs),
             meshes=group.meshes,
