@@ -58,9 +58,14 @@ def _race(parties: "Sequence[Party]", name: str) -> Iterator[str]:
         one.action == other.action == "updates"
     ):
         yield f"add to {name!r} on all sides with an atomic update, such as addupdate or a DMA add"
+    if one.program == other.program:
+        yield (
+            "let one core signal a semaphore after its access, and let the other wait for it before "
+            "its own"
+        )
+        yield "or put a barrier between the two accesses, or give each core a part of its own"
+        return
     yield (
         f"let {one.program!r} signal a semaphore after its access, and let {other.program!r} wait "
         "for it before its own (or the other way round)"
     )
-    if one.program == other.program:
-        yield "or put a barrier between the two accesses, or give each core a part of its own"

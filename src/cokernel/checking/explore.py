@@ -95,7 +95,8 @@ def explore(
             return together([run(asked.schedule())])
         if exhaustive:
             return _all_schedules(run, schedules, preemptions)
-        first = asked.schedule()
+        # Launches are counted within each run.
+        first = dataclasses.replace(asked.schedule(), launch=None)
         return together(
             [
                 run(dataclasses.replace(first, seed=first.seed + number))

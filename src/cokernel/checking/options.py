@@ -103,7 +103,8 @@ class Checked:
         """The schedule that these options name."""
         if self.replay is not None:
             return Schedule.from_text(self.replay)
-        return Schedule(strategy=self.strategy, seed=self.seed, depth=self.depth)
+        # Every launch takes the same part, so that what it does depends on nothing before it.
+        return Schedule(strategy=self.strategy, seed=self.seed, depth=self.depth, launch=0)
 
     def for_runtime(self) -> dict[str, Any]:
         """The options as the runtime takes them: `spec["checked"]`."""

@@ -1,0 +1,73 @@
+"""The pytest plugin, on tests of its own."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+TESTS = textwrap.dedent(
+    """
+    import jax, jax.numpy as jnp
+    from jax import lax
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu, tpu_sc as plsc
+    import cokernel
+
+    OUT = jax.ShapeDtypeStruct((1,), jnp.int32)
+
+    def last_wins(out_ref):
+        out_ref[0] = lax.axis_index("core")
+
+    def test_a_kernel_with_a_race():
+        jax.block_until_ready(cokernel.kernel(last_wins, OUT, mesh=cokernel.CoreMesh(core=3))())
+
+    def test_a_kernel_without():
+        jax.block_until_ready(cokernel.kernel(last_wins, OUT, mesh=cokernel.CoreMesh(core=1))())
+
+    def test_a_stock_kernel_with_a_race():
+        def body(x_ref, out_ref):
+            pltpu.sync_copy(x_ref, out_ref)
+
+        with cokernel.target("v6e"):
+            mesh = plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore")
+            kernel = pl.kernel(body, jax.ShapeDtypeStruct((8,), jnp.int32), mesh=mesh)
+            jax.block_until_ready(kernel(jnp.arange(8)))
+    """
+)
+
+
+def run(folder: pathlib.Path, *arguments: str) -> str:
+    (folder / "test_kernels.py").write_text(TESTS)
+    # By name, so that it is this plugin whether Cokernel is installed or on the path; pytest
+    # leaves out the entry point of the same module.
+    plugin = ["-p", "cokernel.checking.pytest_plugin", "-p", "no:cokernel"]
+    command = [sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "-q", *arguments]
+    ran = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    return ran.stdout + ran.stderr
+
+
+def test_races_fail_the_tests_that_have_them(tmp_path):
+    text = run(tmp_path, "--cokernel-check=3")
+    assert "2 failed, 1 passed" in text
+    assert "Race: program 'last_wins'" in text
+    assert "a DMA of program 'body'" in text
+    assert "3 launches of 2 kernels" in text
+
+
+def test_options_say_what_is_looked_for(tmp_path):
+    text = run(tmp_path, "--cokernel-check", "--cokernel-check-options=races=off")
+    assert "3 passed" in text
+    assert "0 different findings" in text
+
+
+def test_without_the_option_kernels_run_natively(tmp_path):
+    text = run(tmp_path, "-k", "not stock")
+    assert "2 passed" in text
+    assert "checked mode" not in text
+
+
+def test_an_option_that_is_not_understood_is_a_usage_error(tmp_path):
+    text = run(tmp_path, "--cokernel-check-options=rices=off")
+    assert "'rices=off' is no option" in text
