@@ -165,17 +165,17 @@ def test_a_finding_is_raised_out_of_jit():
         return kernel() + 1
 
     native = function()
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="Race: program 'body'"):
-        with cokernel.checked():
-            jax.block_until_ready(function())
+    raises = pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="Race: program 'body'")
+    with raises, cokernel.checked():
+        jax.block_until_ready(function())
     assert cokernel.last_report().of_kind("Race")
     assert native.shape == function().shape
 
 
 def test_each_launch_may_run_under_several_schedules():
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="under 7 schedules"):
-        with cokernel.checked(schedules=7):
-            jax.block_until_ready(tickets(guarded=False)())
+    raises = pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="under 7 schedules")
+    with raises, cokernel.checked(schedules=7):
+        jax.block_until_ready(tickets(guarded=False)())
 
 
 def test_a_launch_that_updates_its_argument_runs_each_time_on_what_it_was_given():

@@ -60,8 +60,8 @@ def _race(parties: "Sequence[Party]", name: str) -> Iterator[str]:
         yield f"add to {name!r} on all sides with an atomic update, such as addupdate or a DMA add"
     if one.program == other.program:
         yield (
-            "let one core signal a semaphore after its access, and let the other wait for it before "
-            "its own"
+            "let one core signal a semaphore after its access, and let the other wait for it "
+            "before its own"
         )
         yield "or put a barrier between the two accesses, or give each core a part of its own"
         return
