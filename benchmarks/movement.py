@@ -18,7 +18,7 @@ import cokernel
 
 TABLE_ROWS, ROWS, WIDTH, ROW_WINDOW = 4096, 131_072, 128, 128
 SIZE, WINDOW = 1 << 20, 2048
-SIDE, TILE_ROWS = 1024, 16
+SIDE, TILE_ROWS = 1024, 8
 BINS, SORTED = 65_536, 1 << 16
 
 
@@ -169,7 +169,7 @@ def scatter_add(limits: ctypes.CDLL) -> Case:
     return row(
         "scatter_add",
         f"Scatter-add of 2^20 float32 into {BINS:,}, one table on each of 2 subcores",
-        kernel=lambda values, indices: jnp.sum(kernel(values, indices), axis=0),
+        kernel=lambda values, indices: jnp.add(*kernel(values, indices)),
         plain=lambda values, indices: jnp.zeros(BINS, jnp.float32).at[indices].add(values),
         interpreted=_block(block, expected, values, indices, blocks=1),
         arguments=(values, indices),
@@ -263,7 +263,7 @@ def _sample_gather(make, options):
 def _sample_scatter_add(make, options):
     values, indices, expected = _histogram(4096, 256)
     kernel = kernels.scatter_add(make, 4096, 256, 256, **options)
-    return lambda *arguments: jnp.sum(kernel(*arguments), axis=0), (values, indices), expected
+    return lambda *arguments: jnp.add(*kernel(*arguments)), (values, indices), expected
 
 
 def _sample_of_array(build: Callable, expected: Callable, shape: tuple[int, ...]) -> Callable:
