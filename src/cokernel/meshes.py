@@ -14,6 +14,9 @@ from typing import Any
 
 from cokernel import _jax
 
+# Warpgroups of 128 CUDA threads, of which a block has at most 1,024.
+GPU_THREADS = 8
+
 # The chip that SparseCore meshes and kernels are made for, per thread with a default for all
 # threads. It is part of the key of JAX's caches, so nothing traced for one chip serves another.
 _target_state: Any = _jax.config_ext.Config(
@@ -323,6 +326,8 @@ def check_compatible(meshes: Sequence[Any]) -> None:
         _check_alone(mesh)
     for first, second in itertools.combinations(meshes, 2):
         _check_pair(first, second)
+    if len(meshes) > 1 and all(map(is_gpu_mesh, meshes)):
+        _check_gpu_threads(meshes)
 
 
 def _check_alone(mesh: Any) -> None:
@@ -339,6 +344,16 @@ def _check_alone(mesh: Any) -> None:
 def is_gpu_mesh(mesh: Any) -> bool:
     """Returns whether a mesh is one of `jax.experimental.pallas.mosaic_gpu`."""
     return getattr(mesh, "core_type", None) == "gpu"
+
+
+def _check_gpu_threads(meshes: Sequence[Any]) -> None:
+    threads = [mesh.num_threads or 1 for mesh in meshes]
+    if sum(threads) > GPU_THREADS:
+        raise ValueError(
+            f"the programs of this kernel have {' + '.join(map(str, threads))} = {sum(threads)} "
+            f"threads, but a block of a GPU has at most {GPU_THREADS} (each is a warpgroup): give "
+            "the meshes fewer"
+        )
 
 
 def _check_gpu_pair(first: Any, second: Any) -> None:
@@ -360,6 +375,11 @@ def _check_pair(first: Any, second: Any) -> None:
     if is_gpu_mesh(first) and is_gpu_mesh(second):
         _check_gpu_pair(first, second)
         return
+    if is_gpu_mesh(first) or is_gpu_mesh(second):
+        raise ValueError(
+            f"{first} and {second} cannot be in one kernel, since only one of them is for a GPU: "
+            "put the programs into two kernels"
+        )
     if first.core_type == second.core_type:
         if isinstance(first, CoreMesh):
             advice = "give their axes different names"

@@ -349,6 +349,13 @@ def _check_axis_names(signature: Signature, mesh: Any, jaxpr: Any) -> None:
     all_meshes = (*spec.meshes, *signature.external_meshes(jaxpr.consts))
     known = {axis for other in all_meshes for axis in other.shape}
     known |= set(_jax.get_axis_env().axis_sizes)
+    # A GPU program may map over the warps of its thread.
+    known |= {
+        axis
+        for eqn in all_equations(jaxpr)
+        for other in eqn.params.get("meshes", ())
+        for axis in other.shape
+    }
     for eqn in all_equations(jaxpr):
         for effect in eqn.effects:
             if isinstance(effect, _jax.NamedAxisEffect) and effect.name not in known:

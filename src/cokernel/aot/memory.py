@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import operator
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,10 +67,12 @@ def memory_uses(eqn: Any, budget: dict[str, int]) -> list[MemoryUse]:
         asked[memory] += size
         pieces[memory] = max(pieces.get(memory, (0, "")), (size, _described(name, var.aval)))
     scoped: Counter[str] = Counter()
+    # Cores of one mesh never share their own memory with those of another, except on a GPU: there,
+    # all that several programs allocate is allocated at once.
+    combine = operator.add if len(meshes) > 1 and is_gpu_mesh(meshes[0]) else max
     for mesh, program in zip(meshes, programs, strict=True):
-        # Cores of one mesh never share their own memory with those of another.
-        for memory, size in _scoped(program, (mesh,)).items():
-            scoped[memory] = max(scoped[memory], size)
+        for memory, size in _scoped(program, (mesh,), combine).items():
+            scoped[memory] = combine(scoped[memory], size)
     return [
         MemoryUse(
             kernel=kernel_name(eqn),
@@ -81,19 +85,22 @@ def memory_uses(eqn: Any, budget: dict[str, int]) -> list[MemoryUse]:
     ]
 
 
-def _scoped(jaxpr: Any, meshes: tuple[Any, ...]) -> Counter[str]:
-    """Returns the most that `run_scoped` has allocated at any time, by memory."""
+def _scoped(
+    jaxpr: Any, meshes: tuple[Any, ...], combine: Callable[[int, int], int]
+) -> Counter[str]:
+    """Returns the most that `run_scoped` has allocated at any time, by memory; `combine` says what
+    two allocations need of which one ends before the other begins."""
     most: Counter[str] = Counter()
     for eqn in jaxpr.eqns:
         here: Counter[str] = Counter()
         for inner in _jax.jaxprs_in_params(eqn.params):
-            for memory, size in _scoped(inner, meshes).items():
+            for memory, size in _scoped(inner, meshes, combine).items():
                 here[memory] = max(here[memory], size)
             if eqn.primitive is _jax.pallas_primitives.run_scoped_p:
                 for var in inner.invars:
                     here[_memory_of(var.aval, meshes)] += size_in_bytes(var.aval)
         for memory, size in here.items():
-            most[memory] = max(most[memory], size)
+            most[memory] = combine(most[memory], size)
     return Counter({memory: size for memory, size in most.items() if size})
 
 

@@ -4,12 +4,14 @@ The interpreter runs the threads of a kernel as threads of this process. One tha
 arrival that never comes would wait for ever, so a clock runs beside it.
 """
 
+import itertools
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
-from cokernel import _jax, parameters
+from cokernel import _jax, parameters, primitive
 from cokernel.lowering import gpu, stock
 
 DEFAULT_TIME_LIMIT_S = 120.0
@@ -27,6 +29,7 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
             f"kernel {params['name']!r} has programs for a GPU, which a CPU can only interpret: "
             "pass interpret=plgpu.InterpretGPUParams()"
         )
+    _check_semaphores(params)
     time_limit_s = _time_limit_s(params["compiler_params"])
     one = gpu.as_one_program(len(operands), params)
     for name in stock.OWN_PARAMETERS:
@@ -41,6 +44,23 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         return results
 
     return _jax.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+def _check_semaphores(params: Mapping[str, Any]) -> None:
+    for jaxpr in params["jaxprs"]:
+        scopes = [eqn.params["jaxpr"] for eqn in primitive.all_equations(jaxpr) if _scopes(eqn)]
+        for var in itertools.chain(jaxpr.invars, *[scope.invars for scope in scopes]):
+            dtype = getattr(getattr(var.aval, "inner_aval", None), "dtype", None)
+            if isinstance(dtype, _jax.AbstractSemaphoreTy):
+                raise NotImplementedError(
+                    f"kernel {params['name']!r} has a semaphore in program "
+                    f"{jaxpr.debug_info.func_src_info}, which JAX's GPU interpreter has not: "
+                    "programs of one block can use plgpu.Barrier instead"
+                )
+
+
+def _scopes(eqn: Any) -> bool:
+    return eqn.primitive is _jax.pallas_primitives.run_scoped_p
 
 
 def _time_limit_s(compiler_params: Any) -> float:

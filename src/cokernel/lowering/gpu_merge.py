@@ -13,22 +13,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from cokernel import _jax, primitive
+from cokernel.lowering.gpu_allocations import Allocated, hoisted
+from cokernel.lowering.gpu_calls import without_calls
 
 THREAD_AXIS = "cokernel_thread"
-
-
-class _Allocated:
-    """Stands for a type of scratch where Pallas allocates it."""
-
-    def __init__(self, aval: Any, transforms: tuple[Any, ...]):
-        self._aval = aval
-        self._transforms = transforms
-
-    def get_ref_aval(self) -> Any:
-        """Returns the type of the Ref, with the transforms from how it is laid out."""
-        if self._transforms:
-            return _jax.TransformedRef(self._aval, self._transforms)
-        return self._aval
 
 
 def merged(num_inputs: int, params: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -50,18 +38,24 @@ def merged(num_inputs: int, params: Mapping[str, Any]) -> tuple[Any, Any]:
     variables = jaxprs[0].invars
     scratch = [var.aval for var in variables[num_others:]]
     transforms = params.get("scratch_transforms") or ((),) * len(scratch)
-    scratch_types = list(map(_Allocated, scratch, transforms))
+    scratch_types = list(map(Allocated, scratch, transforms))
     several = len(meshes) > 1
-    if several:
-        jaxprs = [
-            _on_threads(jaxpr, other, mesh, start)
-            for jaxpr, other, start in zip(jaxprs, meshes, _starts(meshes), strict=True)
-        ]
-    allocations = [_hoisted(jaxpr) if several else (jaxpr, []) for jaxpr in jaxprs]
+    allocations: list[tuple[Any, list[Allocated]]] = []
+    for jaxpr, other, start in zip(jaxprs, meshes, _starts(meshes), strict=True):
+        program = without_calls(jaxpr)
+        own_types: list[Allocated] = []
+        if several:
+            program, own_types = hoisted(program, other)
+            program = _on_threads(program, other, mesh, start)
+        allocations.append((program, own_types))
     hoisted_types = [allocated for _, own_types in allocations for allocated in own_types]
     threads: Any = () if mesh.thread_name is None else mesh.thread_name
 
-    def program(*refs: Any) -> None:
+    def all_programs(*refs: Any) -> None:
+        values = [
+            ref[...] if is_scalar else ref for ref, is_scalar in zip(refs, scalars, strict=True)
+        ]
+
         def with_scratch(*allocated: Any) -> None:
             # A program applies the transforms itself.
             plain = [r.ref if isinstance(r, _jax.TransformedRef) else r for r in allocated]
@@ -69,7 +63,7 @@ def merged(num_inputs: int, params: Mapping[str, Any]) -> tuple[Any, Any]:
             starts = _starts(meshes)
             for (jaxpr, own_types), other, start in zip(allocations, meshes, starts, strict=True):
                 own, rest = rest[: len(own_types)], rest[len(own_types) :]
-                run = functools.partial(_jax.eval_jaxpr, jaxpr, (), *refs, *scratch, *own)
+                run = functools.partial(_jax.eval_jaxpr, jaxpr, (), *values, *scratch, *own)
                 if not several:
                     run()
                     return
@@ -88,11 +82,22 @@ def merged(num_inputs: int, params: Mapping[str, Any]) -> tuple[Any, Any]:
     info = info._replace(arg_names=None if names is None else names[:num_others])
     if several:
         info = info.replace_func_name(params["name"])
-    tree = _jax.flatten_to_tree((tuple(var.aval for var in variables[:num_others]), {}))
+    avals = [_as_ref(var.aval) for var in variables[:num_others]]
+    scalars = [aval is not var.aval for aval, var in zip(avals, variables, strict=False)]
+    tree = _jax.flatten_to_tree((tuple(avals), {}))
     with primitive.tracing_context(mesh, [mesh], None):
-        jaxpr, _ = _jax.trace_to_jaxpr(program, tree, info)
+        jaxpr, _ = _jax.trace_to_jaxpr(all_programs, tree, info)
     assert not jaxpr.consts
     return mesh, jaxpr
+
+
+def _as_ref(aval: Any) -> Any:
+    """Returns the type by which a GPU's program receives an argument; scalars are in memory too."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if isinstance(aval, _jax.ShapedArray):
+        return _jax.AbstractRef(aval, memory_space=plgpu.GMEM)
+    return aval
 
 
 def _discard(results: Any) -> None:
@@ -173,62 +178,3 @@ def _renamed_effects(effects: Any, old: Any, new: Any) -> set[Any]:
         else effect
         for effect in effects
     }
-
-
-def _hoisted(jaxpr: Any) -> tuple[Any, list[_Allocated]]:
-    """Returns the program with the memory that it allocates among its inputs, and their types.
-
-    What two programs allocated while they run at the same time could be the same memory.
-    """
-    eqns, added = _inlined(jaxpr.eqns, jaxpr, {})
-    info = jaxpr.debug_info
-    if info.arg_names is not None:
-        info = info._replace(arg_names=(*info.arg_names, *[""] * len(added)))
-    new = jaxpr.replace(eqns=eqns, invars=[*jaxpr.invars, *added], debug_info=info)
-    return new, [_Allocated(var.aval, transforms) for var, transforms in added.items()]
-
-
-def _inlined(
-    eqns: Sequence[Any], program: Any, names: dict[Any, Any]
-) -> tuple[list[Any], dict[Any, tuple[Any, ...]]]:
-    """Returns the equations with the bodies of those that allocate in their place, and variables
-    for what they allocate, with transforms."""
-    kept: list[Any] = []
-    added: dict[Any, tuple[Any, ...]] = {}
-    for eqn in eqns:
-        invars = [names.get(a, a) if isinstance(a, _jax.Var) else a for a in eqn.invars]
-        if not _allocates_shared(eqn):
-            for inner in _jax.jaxprs_in_params(eqn.params):
-                _check_allocates_nothing(inner, program)
-            kept.append(eqn.replace(invars=invars))
-            continue
-        inner = eqn.params["jaxpr"]
-        fresh = {var: _jax.Var(var.aval) for var in inner.invars}
-        local = {**dict(zip(inner.constvars, invars, strict=True)), **fresh}
-        added.update(zip(fresh.values(), eqn.params["ref_transforms"], strict=True))
-        inner_eqns, inner_added = _inlined(inner.eqns, program, local)
-        kept += inner_eqns
-        added.update(inner_added)
-        for outvar, atom in zip(eqn.outvars, inner.outvars, strict=True):
-            names[outvar] = (
-                {**local, **fresh}.get(atom, atom) if isinstance(atom, _jax.Var) else atom
-            )
-    return kept, added
-
-
-def _allocates_shared(eqn: Any) -> bool:
-    """Whether an equation allocates memory, of which registers are none."""
-    if eqn.primitive is not _jax.pallas_primitives.run_scoped_p:
-        return False
-    spaces = {getattr(var.aval, "memory_space", None) for var in eqn.params["jaxpr"].invars}
-    return any(getattr(space, "name", "") != "REGS" for space in spaces)
-
-
-def _check_allocates_nothing(jaxpr: Any, program: Any) -> None:
-    for eqn in primitive.all_equations(jaxpr):
-        if _allocates_shared(eqn):
-            raise NotImplementedError(
-                f"program {program.debug_info.func_src_info} allocates memory within a loop or a "
-                f"branch at {_jax.summarize_source(eqn.source_info)}, where the kernel's other "
-                "programs take no part: name it in scratch_types"
-            )
