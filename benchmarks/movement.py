@@ -161,7 +161,6 @@ def small_gather(limits: ctypes.CDLL) -> Case:
 def scatter_add(limits: ctypes.CDLL) -> Case:
     """Values added to a table at random places."""
     values, indices, expected = _histogram(SIZE, BINS)
-    kernel = kernels.scatter_add(cokernel.kernel, SIZE, BINS, WINDOW)
 
     def block(values_ref, indices_ref, out_ref):
         out_ref[...] = jnp.zeros(BINS, jnp.float32).at[indices_ref[...]].add(values_ref[...])
@@ -169,7 +168,7 @@ def scatter_add(limits: ctypes.CDLL) -> Case:
     return row(
         "scatter_add",
         f"Scatter-add of 2^20 float32 into {BINS:,}, one table on each of 2 subcores",
-        kernel=lambda values, indices: jnp.add(*kernel(values, indices)),
+        kernel=kernels.scatter_add(cokernel.kernel, SIZE, BINS, WINDOW),
         plain=lambda values, indices: jnp.zeros(BINS, jnp.float32).at[indices].add(values),
         interpreted=_block(block, expected, values, indices, blocks=1),
         arguments=(values, indices),
@@ -262,8 +261,7 @@ def _sample_gather(make, options):
 
 def _sample_scatter_add(make, options):
     values, indices, expected = _histogram(4096, 256)
-    kernel = kernels.scatter_add(make, 4096, 256, 256, **options)
-    return lambda *arguments: jnp.add(*kernel(*arguments)), (values, indices), expected
+    return kernels.scatter_add(make, 4096, 256, 256, **options), (values, indices), expected
 
 
 def _sample_of_array(build: Callable, expected: Callable, shape: tuple[int, ...]) -> Callable:

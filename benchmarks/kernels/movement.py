@@ -115,15 +115,19 @@ def scale(make: Make, rows: int, columns: int, tile: int, **options) -> Callable
 
 
 def scatter_add(make: Make, size: int, table: int, window: int, **options) -> Callable:
-    """Adds values at their places: (float32[size], int32[size]) -> float32[2, table].
+    """Adds values at their places: (float32[size], int32[size]) -> float32[table].
 
-    Each of two subcores adds its half of the values to a table in its own memory; the sum of the
-    two is for the caller.
+    Each of two subcores adds its half of the values to a table in its own memory, and then its
+    half of both tables to each other.
     """
-    share = size // 2
+    subcores = 2
+    share, part = size // subcores, table // subcores
 
-    def body(values_ref, indices_ref, out_ref, table_ref, value_window, index_window):
-        core = lax.axis_index("core")
+    def body(
+        values_ref, indices_ref, out_ref,
+        table_ref, value_window, index_window, mine_ref, other_ref, shared_ref,
+    ):  # fmt: skip
+        place = lax.axis_index("subcore")
 
         @plsc.parallel_loop(0, table, step=LANES)
         def _clear(start):
@@ -131,27 +135,39 @@ def scatter_add(make: Make, size: int, table: int, window: int, **options) -> Ca
 
         @pl.loop(0, share, step=window)
         def _window(offset):
-            part = pl.ds(core * share + offset, window)
-            pltpu.sync_copy(values_ref.at[part], value_window)
-            pltpu.sync_copy(indices_ref.at[part], index_window)
+            where = pl.ds(place * share + offset, window)
+            pltpu.sync_copy(values_ref.at[where], value_window)
+            pltpu.sync_copy(indices_ref.at[where], index_window)
 
             @pl.loop(0, window, step=LANES)
             def _add(start):
                 lanes = pl.ds(start, LANES)
                 plsc.addupdate_scatter(table_ref, [index_window[lanes]], value_window[lanes])
 
-        pltpu.sync_copy(table_ref, out_ref.at[core])
+        pltpu.sync_copy(table_ref.at[pl.ds((1 - place) * part, part)], shared_ref.at[place])
+        plsc.subcore_barrier()
+        pltpu.sync_copy(shared_ref.at[1 - place], other_ref)
+
+        @plsc.parallel_loop(0, part, step=LANES)
+        def _sum(start):
+            lanes = pl.ds(start, LANES)
+            mine_ref[lanes] = table_ref[pl.ds(place * part + start, LANES)] + other_ref[lanes]
+
+        pltpu.sync_copy(mine_ref, out_ref.at[pl.ds(place * part, part)])
 
     return make(
         body,
-        out_type=jax.ShapeDtypeStruct((2, table), jnp.float32),
+        out_type=jax.ShapeDtypeStruct((table,), jnp.float32),
         mesh=plsc.VectorSubcoreMesh(
-            core_axis_name="core", subcore_axis_name="subcore", num_cores=2, num_subcores=1
+            core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=subcores
         ),
         scratch_types=[
             pltpu.VMEM((table,), jnp.float32),
             pltpu.VMEM((window,), jnp.float32),
             pltpu.VMEM((window,), jnp.int32),
+            pltpu.VMEM((part,), jnp.float32),
+            pltpu.VMEM((part,), jnp.float32),
+            pltpu.VMEM_SHARED((subcores, part), jnp.float32),
         ],
         name="scatter_add",
         **options,
