@@ -13,6 +13,7 @@ EXPECTED = {
     "gpu/pipeline.py": "and there was no race",
     "embedding_lookup.py": "8192 rows are where they should be",
     "hello.py": "[2. 4. 6.]",
+    "look_up_and_multiply.py": "512 rows are looked up and multiplied",
     "ping_pong.py": "2000 hits",
     "ring.py": "]",
 }

@@ -164,3 +164,14 @@ def test_kernels_are_interpreted_also_where_stock_kernels_run_on_cokernel():
     with cokernel.pallas.enabled():
         expected = 3 + np.repeat(np.float32([0, 2]), LENGTH // 2)
         np.testing.assert_array_equal(two_programs()(x), expected)
+
+
+def test_parameters_of_mosaic_gpu_are_for_gpu_programs():
+    given = plgpu.CompilerParams(approx_math=True)
+    text = jax.jit(two_programs(interpret=False, compiler_params=given)).trace(VECTOR)
+    assert "mosaic_gpu" in text.lower(lowering_platforms=("cuda",)).as_text()
+    kernel = cokernel.kernel(
+        lambda o_ref: None, VECTOR, mesh=cokernel.CoreMesh(core=2), compiler_params=given
+    )
+    with pytest.raises(TypeError, match="a kernel without GPU programs cannot have"):
+        kernel()
