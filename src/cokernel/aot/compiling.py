@@ -26,7 +26,8 @@ def compile(  # noqa: A001
     types, resources and legality, but not whether semaphores and copies are used well.
 
     Args:
-      fn: any function of arrays that JAX can trace; kernels in it keep the meshes they have.
+      fn: any function of arrays that JAX can trace, for one device; kernels in it keep the meshes
+        they have.
       *args: arrays, or `jax.ShapeDtypeStruct`s for them.
       target: the name of a chip, of which `cokernel.aot.TARGETS` lists all.
       time_limit_s: seconds after which the compiler is stopped.
