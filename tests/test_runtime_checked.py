@@ -461,6 +461,23 @@ def test_atomic_sums_race_with_plain_accesses_only(kernel):
     assert kinds(kernel(only_atomics, 3).launch(np.zeros(1, np.int32))) == []
 
 
+def test_an_atomic_does_not_stand_for_the_read_before_it(kernel):
+    def body(core):
+        if core.index == 0:
+            core.access(READ, core.buffer(0), 4, site=1)
+            core.access(ATOMIC, core.buffer(0), 4, site=2)
+        else:
+            core.access(ATOMIC, core.buffer(0), 4, site=3)
+        return
+        yield
+
+    made = kernel(body, 2)
+    for seed in range(4):
+        with schedule(seed=seed):
+            (finding,) = made.launch(np.zeros(1, np.int32))["findings"]
+        assert {finding["first"]["site"], finding["second"]["site"]} == {1, 3}
+
+
 def test_a_ticket_orders_what_comes_before_it(kernel):
     def body(core):
         core.write(core.buffer(1) + 4 * core.index, 4)
