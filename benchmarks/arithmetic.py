@@ -26,7 +26,7 @@ SOFTMAX_SHAPE, SOFTMAX_ROWS = (1024, 4096), 8
 QUERIES, KEYS, HEAD = 2048, 2048, 128
 QUERY_BLOCK, KEY_BLOCK = 256, 512
 # Of the rows, the summed dimension and the columns; each core of a chip has its share of the rows.
-SMALL_BLOCKS, LARGE_BLOCKS = (256, 512, 512), (1024, 512, 1024)
+SMALL_BLOCKS, LARGE_BLOCKS = (256, 512, 512), (1024, 1024, 1024)
 
 
 def _normal(*shape: int, seed: int = 0) -> np.ndarray:

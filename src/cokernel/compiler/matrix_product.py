@@ -37,6 +37,8 @@ MOST_ROWS = 14
 BLOCK_WORDS = 256
 BLOCK_GROUPS = 18
 BLOCK_COLUMNS = 1024
+# So many words of all columns are copied before the next ones.
+STRIP_WORDS = 8
 # Between rows of the copy lie a few words, so that they do not all fall into the same few lines of
 # the cache.
 ROW_GAP = LANES
@@ -360,11 +362,16 @@ class _Loops:
         product = self.product
         function = self.caller.sibling("copy_right", [pointer, pointer, i64, i64, i64])
         source, room, columns, steps, rest = function.parameters
-        with function.loop(0, columns, step=PANEL_COLUMNS) as panel:
+        # A few lines of the source at a time, along all panels, as the processor foresees best.
+        height, step = (STRIP_WORDS, 1) if product.right.is_across else (LANES, LANES)
+        with (
+            function.loop(0, steps, step=height) as strip,
+            function.loop(0, columns, step=PANEL_COLUMNS) as panel,
+        ):
             index = function.divide(panel.counter, PANEL_COLUMNS)
             to = function.advance(room, function.multiply(index, product.panel_bytes))
-            step = 1 if product.right.is_across else LANES
-            with function.loop(0, steps, step=step) as word:
+            end = _least(function, steps, function.add(strip.counter, height))
+            with function.loop(strip.counter, end, step=step) as word:
                 element = function.multiply(word.counter, product.per_word)
                 left_over = function.subtract(rest, element)
                 for number in range(PANEL_VECTORS):
@@ -430,9 +437,10 @@ class _Loops:
             case Form.PAIRS:
                 builder = function.builder
                 low = _load_first(function, HALVES, address, wide)
-                # The last pair may lack its second element.
-                is_whole = builder.icmp_signed(">", function.index(rest), ir.Constant(i64, 1))
-                wide = builder.select(is_whole, function.index(wide), ir.Constant(i64, 0))
+                if self.product.k % 2:
+                    # The last pair lacks its second element.
+                    is_whole = builder.icmp_signed(">", function.index(rest), ir.Constant(i64, 1))
+                    wide = builder.select(is_whole, function.index(wide), ir.Constant(i64, 0))
                 following = function.advance(address, 2 * operand.step)
                 high = _load_first(function, HALVES, following, wide)
                 return builder.or_(builder.zext(low, WORDS), _widened(function, high))

@@ -137,9 +137,12 @@ def logistic(a: FloatArithmetic, x: ir.Value) -> ir.Value:
 
 
 def tanh(a: FloatArithmetic, x: ir.Value) -> ir.Value:
-    """By expm1 of twice the magnitude."""
+    """By exp(y) - 1 of twice the magnitude, which needs no care: y is small and not negative."""
     magnitude = limited(a, a.absolute(x), None, 10.0)
-    grown = expm1(a, a.add(magnitude, magnitude))
+    rest, number = _reduce_exp(a, a.add(magnitude, magnitude))
+    tail = a.multiply(a.multiply(rest, rest), a.polynomial(rest, EXPM1))
+    scale = a.power_of_two(number)
+    grown = a.multiply_add(scale, a.add(rest, tail), a.subtract(scale, 1.0))
     return a.copy_sign(a.divide(grown, a.add(grown, 2.0)), x)
 
 
