@@ -31,6 +31,7 @@ from jax._src.core import get_axis_env
 from jax._src.core import get_referent
 from jax._src.core import is_constant_shape
 from jax._src.core import jaxpr_as_fun
+from jax._src.core import new_jaxpr_eqn
 from jax._src.core import jaxprs_in_params
 from jax._src.core import new_jaxpr_eqn
 from jax._src.core import pp_eqn_rules

@@ -16,6 +16,7 @@ from cokernel.compiler.analysis import may_suspend, uses_barrier
 from cokernel.compiler.borrowed import Borrowing, borrowed_blocks
 from cokernel.compiler.context import Context, Program, SharedFunction
 from cokernel.compiler.core_state import clear_state
+from cokernel.compiler.definedness import follow_undefined_values
 from cokernel.compiler.dtypes import pointer
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.keys import without_keys
@@ -73,6 +74,8 @@ class Kernel:
             without_keys(without_pipelines(jaxpr, mesh))
             for jaxpr, mesh in zip(jaxprs, meshes, strict=True)
         )
+        if checked is not None and checked.uninitialised:
+            self.jaxprs = follow_undefined_values(self.jaxprs, operand_count)
         self.meshes = tuple(meshes)
         self.external_meshes = tuple(external_meshes)
         self.bounds_checks = bounds_checks

@@ -17,7 +17,7 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.context import Context
 from cokernel.compiler.liveness import OVERWRITING, Ownership
-from cokernel.compiler.ops.registry import RULES
+from cokernel.compiler.ops.registry import CHECKED_RULES, RULES
 from cokernel.compiler.polling import polling_reads
 from cokernel.compiler.refs import AnyRef, root_of
 from cokernel.compiler.sites import SourceLine, user_line
@@ -186,7 +186,8 @@ def _note_unseen_accesses(context: Context, eqn: Any, operands: Sequence[Any]) -
     """Says of a primitive that reads or writes Refs without a probe that checked mode is blind to
     it.
     """
-    if eqn.primitive in _WITHOUT_ACCESS or any(True for _ in inner_jaxprs(eqn)):
+    is_silent = eqn.primitive in _WITHOUT_ACCESS or eqn.primitive in CHECKED_RULES
+    if is_silent or any(True for _ in inner_jaxprs(eqn)):
         return
     if any(isinstance(item, AnyRef) and not _is_semaphore(item) for item in operands):
         why = "what it does to Refs is not seen"
@@ -253,7 +254,7 @@ def read_atom(context: Context, env: dict[Any, Any], atom: Any) -> Any:
 
 def apply_rule(context: Context, eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """Emits one equation through its rule and returns its results as a list."""
-    rule = RULES.get(eqn.primitive)
+    rule = RULES.get(eqn.primitive) or CHECKED_RULES.get(eqn.primitive)
     if rule is None:
         rule = _fallback()
     results = rule(context, eqn, *operands)

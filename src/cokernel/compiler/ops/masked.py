@@ -39,7 +39,7 @@ from cokernel.compiler.values import (
 PL = _jax.pallas_primitives
 
 
-class _Place:
+class Place:
     """Where the elements of a masked access are: a view, with an offset that is known only when the
     program runs in some of its dimensions.
     """
@@ -79,7 +79,8 @@ def _is_known(context: Context, start: Any) -> bool:
     return not isinstance(start, Value) or isinstance(context.index(start), int)
 
 
-def _broadcast(context: Context, value: Value, shape: Sequence[int]) -> Value:
+def broadcast(context: Context, value: Value, shape: Sequence[int]) -> Value:
+    """The value repeated along dimensions in front of its own, up to a shape."""
     if value.shape == tuple(shape):
         return value
     first = len(shape) - len(value.shape)
@@ -88,9 +89,9 @@ def _broadcast(context: Context, value: Value, shape: Sequence[int]) -> Value:
     )
 
 
-def _walk(
+def walk(
     context: Context,
-    place: _Place,
+    place: Place,
     mask: Value,
     operands: Sequence[Value],
     step: Any,
@@ -121,7 +122,7 @@ def _walk(
             with function.builder.if_then(taken):
                 where = _where(context, function, place, starts, index)
                 address = base.element_address(function, where)
-                if not place.is_checked and is_probed(context):
+                if not place.is_checked and access is not Access.NONE and is_probed(context):
                     site = access_site(context, place.view, place.operation)
                     itemsize = base.dtype.itemsize
                     probe_run(context, site, access, address, itemsize, itemsize)
@@ -134,7 +135,7 @@ def _walk(
 def _where(
     context: Context,
     function: FunctionBuilder,
-    place: _Place,
+    place: Place,
     starts: Sequence[ir.Value],
     index: Sequence[Index],
 ) -> list[Index]:
@@ -153,7 +154,7 @@ def _where(
     return where
 
 
-def _check(context: Context, place: _Place, dimension: int, position: ir.Value) -> None:
+def _check(context: Context, place: Place, dimension: int, position: ir.Value) -> None:
     extent = place.view.extents[dimension]
     good = context.builder.icmp_unsigned("<", position, context.function.index(extent))
 
@@ -168,13 +169,13 @@ def _masked_load(context: Context, eqn: Any, *operands: Any) -> Value:
     ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
     if mask is None:
         return read(context, resolve(context, ref, transforms, "load", access=Access.READ))
-    return _load(context, _Place(context, ref, transforms, "load"), mask, other)
+    return _load(context, Place(context, ref, transforms, "load"), mask, other)
 
 
-def _load(context: Context, place: _Place, mask: Value, other: Value | None) -> Value:
-    mask = _broadcast(context, mask, place.shape)
+def _load(context: Context, place: Place, mask: Value, other: Value | None) -> Value:
+    mask = broadcast(context, mask, place.shape)
     dtype = np.dtype(place.view.dtype)
-    other = None if other is None else _broadcast(context, other, place.shape)
+    other = None if other is None else broadcast(context, other, place.shape)
     if place.is_checked:
         probe_masked(context, place.view, mask, Access.READ, place.operation)
         value = read(context, place.view)
@@ -192,7 +193,7 @@ def _load(context: Context, place: _Place, mask: Value, other: Value | None) -> 
         register = load_element(function, address, dtype)
         store_element(function, register, inside[0].element_address(function, index), dtype)
 
-    _walk(context, place, mask, [target], step, Access.READ)
+    walk(context, place, mask, [target], step, Access.READ)
     if place.shape and not is_small(place.shape, dtype):
         return target
     return make_packed(place.shape, dtype, context.pack(target))
@@ -213,8 +214,8 @@ def _masked_swap(context: Context, eqn: Any, *operands: Any) -> Value:
         old = context.keep(read(context, view)) if is_used else value
         write(context, view, value)
         return old
-    place = _Place(context, ref, transforms, "store")
-    mask = _broadcast(context, mask, place.shape)
+    place = Place(context, ref, transforms, "store")
+    mask = broadcast(context, mask, place.shape)
     old = value
     if is_used:
         value, mask = context.keep(value), context.keep(mask)
@@ -223,7 +224,7 @@ def _masked_swap(context: Context, eqn: Any, *operands: Any) -> Value:
     return old
 
 
-def _store(context: Context, place: _Place, mask: Value, value: Value) -> None:
+def _store(context: Context, place: Place, mask: Value, value: Value) -> None:
     if place.is_checked:
         probe_masked(context, place.view, mask, Access.WRITE, place.operation)
     if place.is_checked and place.view.indices is None:
@@ -243,7 +244,7 @@ def _store(context: Context, place: _Place, mask: Value, value: Value) -> None:
         register = inside[0].element(ElementBuilder(function), index)
         store_element(function, register, address, dtype)
 
-    _walk(context, place, mask, [context.materialise(value)], step, Access.WRITE)
+    walk(context, place, mask, [context.materialise(value)], step, Access.WRITE)
 
 
 def _store_picked(context: Context, view: View, mask: Value, value: Value) -> None:

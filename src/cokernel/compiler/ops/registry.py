@@ -17,6 +17,8 @@ from cokernel.compiler.views import broadcast, take_view
 Rule = Callable[..., Any]
 
 RULES: dict[Any, Rule] = {}
+# The rules of primitives that no user writes: those that checked mode adds to a program.
+CHECKED_RULES: dict[Any, Rule] = {}
 
 
 def rule(*primitives: Any) -> Callable[[Rule], Rule]:
@@ -29,6 +31,16 @@ def rule(*primitives: Any) -> Callable[[Rule], Rule]:
             if primitive in RULES:
                 raise AssertionError(f"{primitive} has a rule already")
             RULES[primitive] = function
+        return function
+
+    return register
+
+
+def checked_rule(primitive: Any) -> Callable[[Rule], Rule]:
+    """Registers a function as the rule of a primitive that checked mode adds to programs."""
+
+    def register(function: Rule) -> Rule:
+        CHECKED_RULES[primitive] = function
         return function
 
     return register

@@ -70,7 +70,7 @@ def is_shared(view: View) -> bool:
 # Expanded loads, compressed stores.
 
 
-def _front(
+def front(
     context: Context, ref: Any, transforms: Sequence[Any], mask: Value, operation: str
 ) -> View:
     """The view whose first elements an expanded load or compressed store touches, as many as the
@@ -112,7 +112,7 @@ def _load_expanded(context: Context, eqn: Any, ref: Any, *operands: Any) -> Valu
     transforms, mask = _unflatten(eqn, operands)
     if mask is None:
         return read(context, resolve(context, ref, transforms, "read", access=Access.READ))
-    view = _front(context, ref, transforms, mask, "load_expanded")
+    view = front(context, ref, transforms, mask, "load_expanded")
     _probe_front(context, view, mask, Access.READ, "load_expanded")
     buffer = view.buffer()
     if fits_a_register(buffer):
@@ -122,7 +122,7 @@ def _load_expanded(context: Context, eqn: Any, ref: Any, *operands: Any) -> Valu
         )
         return make_packed(buffer.shape, buffer.dtype, register)
     target = nests.dense_buffer(context, buffer.shape, buffer.dtype)
-    _walk(context, "load_expanded", mask, [target, buffer], _move_expanded)
+    walk(context, "load_expanded", mask, [target, buffer], _move_expanded)
     return _settled(context, target)
 
 
@@ -137,7 +137,7 @@ def _settled(context: Context, buffer: Buffer) -> Value:
 Step = Callable[[FunctionBuilder, list[Index], ir.Value, list[Index], list[Any]], None]
 
 
-def _walk(context: Context, name: str, mask: Value, operands: Sequence[Any], step: Step) -> None:
+def walk(context: Context, name: str, mask: Value, operands: Sequence[Any], step: Step) -> None:
     """Runs a step for each element of a mask in order, counting the true ones."""
     if mask.size == 0:
         return
@@ -185,7 +185,7 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
         _add_whole(context, resolve(context, ref, transforms, "addupdate", access=access), value)
         return value
     operation = "addupdate_compressed" if add else "store_compressed"
-    view = _front(context, ref, transforms, mask, operation)
+    view = front(context, ref, transforms, mask, operation)
     buffer = view.buffer()
     is_atomic = add and is_shared(view)
     access = _access_of_sum(is_atomic) if add else Access.WRITE
@@ -210,7 +210,7 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
             else:
                 store_element(function, register, address, target.dtype)
 
-    _walk(context, "store_compressed", mask, [buffer, context.materialise(value)], step)
+    walk(context, "store_compressed", mask, [buffer, context.materialise(value)], step)
     return value
 
 
@@ -378,7 +378,7 @@ def _load_gather(context: Context, eqn: Any, *operands: Any) -> Value:
         register = load_element(function, address, dtype)
         store_element(function, register, inside[0].element_address(function, [position]), dtype)
 
-    _each_lane(context, view, indices, mask, "load_gather", [target], step, Access.READ)
+    each_lane(context, view, indices, mask, "load_gather", [target], step, Access.READ)
     return _settled(context, target)
 
 
@@ -413,7 +413,7 @@ def _store_scatter(context: Context, eqn: Any, *operands: Any) -> None:
             store_element(function, register, address, dtype)
 
     values = [context.materialise(value)]
-    _each_lane(context, view, indices, mask, operation, values, step, access)
+    each_lane(context, view, indices, mask, operation, values, step, access)
     return None
 
 
@@ -455,7 +455,7 @@ def _add_lanes(
         add_in_place(context, address, amount, dtype, is_atomic=False)
 
 
-def _each_lane(
+def each_lane(
     context: Context,
     view: View,
     indices: Sequence[Value],
@@ -499,7 +499,7 @@ def _each_lane(
             _check_lanes(context, view, dimension, wide, extent, always, operation)
             index.append(wide)
         address = base_in.element_address(function, index)
-        if is_probed(context):
+        if access is not Access.NONE and is_probed(context):
             site = access_site(context, view, operation)
             probe_run(context, site, access, address, base.dtype.itemsize, base.dtype.itemsize)
         step(position, address, others)

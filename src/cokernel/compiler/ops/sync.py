@@ -10,9 +10,11 @@ from llvmlite import ir
 from cokernel import _jax
 from cokernel.compiler import dtypes
 from cokernel.compiler.context import Context
+from cokernel.compiler.definedness import AMOUNT
 from cokernel.compiler.dtypes import i32, i64, void
 from cokernel.compiler.function import Index
 from cokernel.compiler.ops.control import yield_core
+from cokernel.compiler.ops.definedness import require_defined
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.targets import Target, find_target, require, static_position
 from cokernel.compiler.probes import Access, step
@@ -291,6 +293,7 @@ def _fetch_and_add(
         access=Access.SYNCHRONISING,
         at=target.address(context),
     )
+    require_defined(context, view, operation, AMOUNT)
     amount = context.scalar(value)
     old = context.builder.atomic_rmw("add", view.address, amount, "acq_rel")
     return Scalar((), np.dtype(np.int32), old)

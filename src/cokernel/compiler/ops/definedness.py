@@ -1,0 +1,355 @@
+"""What compiled code says and asks about undefined elements; only programs that
+`compiler/definedness.py` has rewritten contain these primitives.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from llvmlite import ir
+
+from cokernel.compiler import dtypes, nests, views
+from cokernel.compiler.access import in_memory, picked_address
+from cokernel.compiler.context import Context
+from cokernel.compiler.definedness import mark_undefined_p, report_undefined_p, undefined_p
+from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
+from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
+from cokernel.compiler.ops import masked, sparsecore_memory
+from cokernel.compiler.ops.control import outlined
+from cokernel.compiler.ops.registry import checked_rule
+from cokernel.compiler.pieces import piece
+from cokernel.compiler.probes import Access, merged, table
+from cokernel.compiler.refs import View
+from cokernel.compiler.transforms import resolve
+from cokernel.compiler.values import Buffer, Value, is_small, make_packed, pack
+
+_BOOL = np.dtype(np.bool_)
+
+
+def _view(context: Context, ref: Any, transforms: Sequence[Any], operation: str) -> View:
+    return resolve(context, ref, transforms, operation, access=Access.NONE)
+
+
+@checked_rule(undefined_p)
+def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
+    selection = jax.tree.unflatten(eqn.params["tree"], operands)
+    shape = tuple(eqn.outvars[0].aval.shape)
+    operation = eqn.params["operation"]
+    if eqn.params["form"] == "view":
+        ref, transforms = selection
+        view = _view(context, ref, transforms, operation)
+        return _settled(context, _mask_of_view(context, view, shape))
+    target = nests.dense_buffer(context, shape, _BOOL)
+    nests.fill_zero(context, target.address, target.size)
+
+    def ask(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
+        function = context.function
+        found = _ask_one(function, address, itemsize)
+        place = inside.element_address(function, list(index))
+        function.builder.store(function.builder.trunc(found, i8), place, align=1)
+
+    _for_selected(context, eqn.params["form"], selection, operation, [target], ask)
+    return _settled(context, target)
+
+
+@checked_rule(mark_undefined_p)
+def _mark_undefined(context: Context, eqn: Any, *operands: Any) -> None:
+    selection, mask = jax.tree.unflatten(eqn.params["tree"], operands)
+    operation = eqn.params["operation"]
+    if eqn.params["form"] == "view":
+        ref, transforms = selection
+        return _mark_view(context, _view(context, ref, transforms, operation), mask)
+
+    def mark(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
+        function = context.function
+        is_bad = inside.element(ElementBuilder(function), list(index))
+        with function.builder.if_then(is_bad, likely=False):
+            _mark_one(function, address, itemsize)
+
+    held = context.materialise(mask)
+    return _for_selected(context, eqn.params["form"], selection, operation, [held], mark)
+
+
+@checked_rule(report_undefined_p)
+def _report_undefined(context: Context, eqn: Any, *masks: Value) -> None:
+    function, builder = context.function, context.builder
+    bad: ir.Value = ir.Constant(i1, 0)
+    for mask in masks:
+        bad = builder.or_(bad, _any(context, mask))
+    with builder.if_then(bad, likely=False):
+        site = context.site(eqn.params["operation"])
+        function.call_external(
+            "cokernel_checked_report_undefined",
+            void,
+            [function.core, site, ir.Constant(i32, eqn.params["use"])],
+        )
+
+
+def require_defined(context: Context, view: View, operation: str, use: int) -> None:
+    """Reports where an element of a view is undefined that has just been read and put to use."""
+    checked = context.kernel.checked
+    if checked is None or not checked.uninitialised:
+        return
+    function, builder = context.function, context.builder
+    if view.indices is not None or view.pieces is not None:
+        found: ir.Value = _any(context, _mask_of_view(context, view, view.shape))
+    else:
+        answer = _ask_view(context, view, ir.Constant(pointer, None))
+        found = builder.icmp_signed("!=", answer, ir.Constant(i32, 0))
+    with builder.if_then(found, likely=False):
+        site = context.site(operation, view.ref.name)
+        function.call_external(
+            "cokernel_checked_report_undefined",
+            void,
+            [function.core, site, ir.Constant(i32, use)],
+        )
+
+
+# Masks as values.
+
+
+def _settled(context: Context, buffer: Buffer) -> Value:
+    if buffer.shape and not is_small(buffer.shape, _BOOL):
+        return buffer
+    return make_packed(buffer.shape, _BOOL, pack(context.function, buffer))
+
+
+def _any(context: Context, mask: Value) -> ir.Value:
+    """Whether any element of a mask is true."""
+    if mask.size == 0:
+        return ir.Constant(i1, 0)
+    if not mask.shape or is_small(mask.shape, _BOOL):
+        register = context.pack(mask)
+        if not isinstance(register.type, ir.VectorType):
+            return register
+        return context.function.intrinsic(
+            "llvm.vector.reduce.or", i1, [register], overloads=[register.type]
+        )
+    dense = context.dense(mask)
+    address = context.function.call_external(
+        "memchr", pointer, [dense.address, ir.Constant(i32, 1), ir.Constant(i64, dense.size)]
+    )
+    return context.builder.icmp_unsigned("!=", address, ir.Constant(pointer, None))
+
+
+# Whole views.
+
+
+def _mask_of_view(context: Context, view: View, shape: Sequence[int]) -> Buffer:
+    """The mask of all that a view shows, in memory."""
+    target = nests.dense_buffer(context, shape, _BOOL)
+    if target.size == 0:
+        return target
+    if view.pieces is not None or view.indices is not None:
+        nests.fill_zero(context, target.address, target.size)
+
+        def ask(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
+            function = context.function
+            place = inside.element_address(function, list(index))
+            builder = function.builder
+            found = builder.trunc(_ask_one(function, address, itemsize), i8)
+            # An element in pieces is undefined if one of them is.
+            before = builder.load(place, typ=i8, align=1)
+            builder.store(builder.or_(before, found), place, align=1)
+
+        _for_each_element(context, view, target, ask)
+        return target
+    builder = context.builder
+    answer = _ask_view(context, view, target.address)
+    # The runtime fills the mask only where there is something to say.
+    is_clean = builder.icmp_signed("==", answer, ir.Constant(i32, 0))
+    with builder.if_then(is_clean, likely=True):
+        nests.fill_zero(context, target.address, target.size)
+    return target
+
+
+def _ask_view(context: Context, view: View, mask: ir.Value) -> ir.Value:
+    function = context.function
+    extents, strides = merged(function, view.extents, view.strides)
+    return function.call_external(
+        "cokernel_checked_undefined",
+        i32,
+        [
+            function.core,
+            view.address,
+            ir.Constant(i64, dtypes.itemsize(view.dtype)),
+            ir.Constant(i64, len(extents)),
+            table(context, extents),
+            table(context, strides),
+            mask,
+        ],
+    )
+
+
+def _mark_view(context: Context, view: View, mask: Value) -> None:
+    if mask.shape != view.shape:
+        first = len(view.shape) - len(mask.shape)
+        broadcast = views.broadcast(mask.shape, view.shape, range(first, len(view.shape)))
+        mask = views.take_view(context, mask, broadcast)
+    if mask.size == 0:
+        return
+    builder = context.builder
+    if view.pieces is not None or view.indices is not None:
+        held = context.materialise(mask)
+
+        def mark(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
+            function = context.function
+            is_bad = inside.element(ElementBuilder(function), list(index))
+            with function.builder.if_then(is_bad, likely=False):
+                _mark_one(function, address, itemsize)
+
+        with builder.if_then(_any(context, held), likely=False):
+            _for_each_element(context, view, held, mark)
+        return
+    dense = context.dense(mask)
+    with builder.if_then(_any(context, dense), likely=False):
+        function = context.function
+        extents, strides = merged(function, view.extents, view.strides)
+        function.call_external(
+            "cokernel_checked_mark_undefined",
+            void,
+            [
+                function.core,
+                view.address,
+                ir.Constant(i64, dtypes.itemsize(view.dtype)),
+                ir.Constant(i64, len(extents)),
+                table(context, extents),
+                table(context, strides),
+                dense.address,
+            ],
+        )
+
+
+# Single elements: (address, bytes of the element, mask, index into the mask).
+Step = Callable[[ir.Value, int, Buffer, Sequence[Index]], None]
+
+
+def _ask_one(function: FunctionBuilder, address: ir.Value, itemsize: int) -> ir.Value:
+    nothing = ir.Constant(pointer, None)
+    return function.call_external(
+        "cokernel_checked_undefined",
+        i32,
+        [
+            function.core,
+            address,
+            ir.Constant(i64, itemsize),
+            ir.Constant(i64, 0),
+            nothing,
+            nothing,
+            nothing,
+        ],
+    )
+
+
+def _mark_one(function: FunctionBuilder, address: ir.Value, itemsize: int) -> None:
+    nothing = ir.Constant(pointer, None)
+    one = function.constant_data(i8, [1])
+    one.type = pointer
+    function.call_external(
+        "cokernel_checked_mark_undefined",
+        void,
+        [
+            function.core,
+            address,
+            ir.Constant(i64, itemsize),
+            ir.Constant(i64, 0),
+            nothing,
+            nothing,
+            one,
+        ],
+    )
+
+
+def _for_each_element(
+    context: Context, view: View, mask: Buffer, step: Step, taken: Value | None = None
+) -> None:
+    """Runs a step for each element of a view and of its mask, of those that are taken if that is
+    given.
+    """
+    if view.pieces is not None:
+        count = dtypes.itemsize(view.dtype) // dtypes.itemsize(view.pieces.dtype)
+        for number in range(count):
+            _for_each_element(context, piece(context, view, number), mask, step, taken)
+        return
+    indices = view.indices
+    arrays = [] if indices is None else [in_memory(context, array) for array in indices.arrays]
+    itemsize = dtypes.itemsize(view.dtype)
+
+    def build(inside: list[Any]) -> Sequence[ir.Value]:
+        base, held, *rest = inside
+        picks, chosen = rest[: len(arrays)], rest[len(arrays) :]
+        function = context.function
+        with function.nest(view.shape) as index, contextlib.ExitStack() as stack:
+            if chosen:
+                is_taken = chosen[0].element(ElementBuilder(function), index)
+                stack.enter_context(function.builder.if_then(is_taken))
+            if indices is None:
+                address = base.element_address(function, index)
+            else:
+                builder = ElementBuilder(function)
+                address = picked_address(builder, indices, base, picks, index)
+            step(address, itemsize, held, index)
+        return []
+
+    chosen = [] if taken is None else [context.materialise(taken)]
+    outlined(context, "undefined", [view.strided_part(), mask, *arrays, *chosen], [], build)
+
+
+def _for_selected(
+    context: Context,
+    form: str,
+    selection: Any,
+    operation: str,
+    held: list[Buffer],
+    step: Step,
+) -> None:
+    """Runs a step for each element that a masked, compressed, or picked access reaches. `held` is
+    the mask of undefined elements, of the shape of the value.
+    """
+    if form == "masked":
+        ref, transforms, mask = selection
+        place = masked.Place(context, ref, transforms, operation)
+        mask = masked.broadcast(context, mask, place.shape)
+        if place.is_checked:
+            return _for_each_element(context, place.view, held[0], step, mask)
+        itemsize = dtypes.itemsize(place.view.dtype)
+        masked.walk(
+            context,
+            place,
+            mask,
+            held,
+            lambda function, index, address, inside: step(address, itemsize, inside[0], index),
+            Access.NONE,
+        )
+    elif form == "front":
+        ref, transforms, mask = selection
+        view = sparsecore_memory.front(context, ref, transforms, mask, operation)
+        itemsize = dtypes.itemsize(view.dtype)
+
+        def visit(
+            function: FunctionBuilder,
+            index: list[Index],
+            taken: ir.Value,
+            place: list[Index],
+            inside: list[Any],
+        ) -> None:
+            with function.builder.if_then(taken):
+                step(inside[0].element_address(function, place), itemsize, inside[1], index)
+
+        sparsecore_memory.walk(context, operation, mask, [view.buffer(), *held], visit)
+    else:
+        ref, transforms, indices, mask = selection
+        view = _view(context, ref, transforms, operation)
+        itemsize = dtypes.itemsize(view.dtype)
+        sparsecore_memory.each_lane(
+            context,
+            view,
+            indices,
+            mask,
+            operation,
+            held,
+            lambda position, address, inside: step(address, itemsize, inside[0], [position]),
+            Access.NONE,
+        )
