@@ -33,7 +33,6 @@ from jax._src.core import is_constant_shape
 from jax._src.core import jaxpr_as_fun
 from jax._src.core import new_jaxpr_eqn
 from jax._src.core import jaxprs_in_params
-from jax._src.core import new_jaxpr_eqn
 from jax._src.core import pp_eqn_rules
 from jax._src.core import resolve_input_effects
 from jax._src.core import trace_state_clean

@@ -287,10 +287,11 @@ def _roll(scope: Scope, eqn: Any) -> list[Mask]:
 def _scatter(scope: Scope, eqn: Any) -> list[Mask]:
     operand, indices, updates = eqn.invars
     shape = _shape(eqn)
+    overwrites = eqn.primitive is lax.scatter_p
     result = scope.mask(operand)
-    if scope.mask(updates) is not None:
+    if scope.mask(updates) is not None or (overwrites and result is not None):
         # What is overwritten is defined anew; of a sum both parts count.
-        scatter = lax.scatter if eqn.primitive is lax.scatter_p else lax.scatter_max
+        scatter = lax.scatter if overwrites else lax.scatter_max
 
         def function(mask: Any, indices: Any, updates: Any) -> Any:
             scattered = scatter(
@@ -304,7 +305,7 @@ def _scatter(scope: Scope, eqn: Any) -> list[Mask]:
             )
             return scattered != 0
 
-        operands = [scope.filled(operand), indices, scope.mask(updates)]
+        operands = [scope.filled(operand), indices, scope.filled(updates)]
         result = scope.call(eqn, function, operands, shape)
     return [scope.union(eqn, [result, *_anything(scope, eqn, [indices])], shape)]
 

@@ -231,6 +231,8 @@ class MemoryLayout:
             if ref.place is Place.PRIVATE:
                 allocated(context, ref, operation, starts_at_zero=not self.has_remote_access)
             if isinstance(space_of(aval)[0], _jax.AccMemorySpace):
+                # Once more, since the memory has just been made to look uninitialised.
+                fill_zero(context, ref.address(context), ref.nbytes)
                 probe_whole(context, ref, Access.WRITE, operation)
         return ref
 

@@ -225,19 +225,22 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
     if (!shadow_.any_undefined(*region, begin, end)) return false;
   }
   UndefinedRead read;
+  // What was copied here has been read elsewhere, and that is the read to tell of.
+  bool is_read_here = true;
   for_each_piece(element_bytes, rank, extents, strides, strides,
                  [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
                    const uintptr_t begin = address_of(address) + static_cast<uintptr_t>(offset);
                    shadow_.for_each_undefined(
                        *region, begin, begin + static_cast<uintptr_t>(bytes),
                        [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
-                         if (read.core < 0) note_undefined_read(read, core, write);
+                         if (read.core < 0) is_read_here = note_undefined_read(read, core, write);
+                         if (!is_read_here) return;
                          if (read.begin == 0) read.begin = first;
                          read.end = last;
                        });
                  });
   if (read.core < 0) return false;
-  read.element_bytes = element_bytes;
+  if (is_read_here) read.element_bytes = element_bytes;
   info(core).undefined_read = read;
   if (mask == nullptr) return true;
   int64_t count = 1;
@@ -258,7 +261,7 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
   return true;
 }
 
-void State::note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write) {
+bool State::note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write) {
   read.core = number_of(core);
   if (last_probe_ != 0) {
     const AccessRecord& probe = accesses_[last_probe_];
@@ -267,9 +270,11 @@ void State::note_undefined_read(UndefinedRead& read, const Core* core, uint32_t 
     read.dma_site = probe.dma_site;
   }
   const uint32_t writer = write & ~kUndefined;
-  if (writer == 0) return;
+  if (writer == 0) return true;
   const auto origin = origins_.find(origin_key(writer));
-  if (origin != origins_.end()) read = origin->second;
+  if (origin == origins_.end()) return true;
+  read = origin->second;
+  return false;
 }
 
 void State::mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,

@@ -168,7 +168,8 @@ class State final : public Conflicts {
   void acquire_polled(Core* core, Region& region, uintptr_t begin, uintptr_t end);
   void acquire_from(Core* core, uint32_t number);
   void release_to_element(Core* core, uintptr_t begin);
-  void note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write);
+  // Returns whether it is the present read, and not one whose value was stored since.
+  bool note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write);
   uint64_t origin_key(uint32_t number) const;
 
   // ends.cc
