@@ -1,5 +1,6 @@
 """Masks of undefined elements through control flow: what goes into a jaxpr takes its mask along."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -317,20 +318,53 @@ def _parallel_loop(scope: Scope, eqn: Any) -> list[Mask]:
 
 @rule(_jax.pipeline_body_p)
 def _pipeline_body(scope: Scope, eqn: Any) -> list[Mask]:
-    position, constants, refs = eqn.params["in_tree"].unflatten(eqn.invars)
-    body = _jax.partial_eval.convert_constvars_jaxpr(eqn.params["jaxpr"])
-    constants = list(constants)
-    rest = len(body.invars) - len(constants)
-    flags = [*_flags(scope, constants), *[False] * rest]
-    inner = scope.inside(body, body.invars, [*constants, *[None] * rest], flags)
+    position, constants, _ = eqn.params["in_tree"].unflatten(eqn.invars)
+    old = eqn.params["jaxpr"]
+    body = _jax.partial_eval.convert_constvars_jaxpr(old)
+    # Behind what the body closes over, the constants hold the extents of the grid.
+    own = len(old.constvars)
+    held = list(constants)[:own]
+    rest = len(body.invars) - own
+    flags = [*_flags(scope, held), *[False] * rest]
+    inner = scope.inside(body, body.invars, [*held, *[None] * rest], flags)
     new_body = inner.build(
-        [*body.invars[: len(constants)], *inner.inputs, *body.invars[len(constants) :]],
+        body.invars[own:],
         body.outvars,
+        constvars=[*body.invars[:own], *inner.inputs],
+        # What is closed over comes as operands; these only say how many there are.
+        consts=[*old.consts, *inner.inputs],
     )
-    held = [*constants, *_masks(scope, constants, flags[: len(constants)])]
-    invars, tree = jax.tree.flatten((position, held, refs))
-    _replaced(scope, eqn, invars=invars, params={**eqn.params, "jaxpr": new_body, "in_tree": tree})
+    masks = _masks(scope, held, flags[:own])
+    # In the tree the constants come after the position, and in front of the Refs.
+    place = len(jax.tree.leaves(position)) + own
+    tree = _WithMasks(eqn.params["in_tree"], place, len(masks), own)
+    _replaced(
+        scope,
+        eqn,
+        invars=[*eqn.invars[:place], *masks, *eqn.invars[place:]],
+        params={**eqn.params, "jaxpr": new_body, "in_tree": tree},
+    )
     return [None] * len(eqn.outvars)
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithMasks:
+    """The tree of a pipeline's body with masks behind what it closes over."""
+
+    tree: Any
+    # The number of the first mask among all leaves, how many there are, and how many constants of
+    # the body's own stand in front of them.
+    place: int
+    count: int
+    own: int
+
+    def unflatten(self, leaves: Sequence[Any]) -> tuple[Any, list[Any], Any]:
+        """The position, the constants with their masks, and the Refs."""
+        behind = self.place + self.count
+        masks = leaves[self.place : behind]
+        position, constants, refs = self.tree.unflatten([*leaves[: self.place], *leaves[behind:]])
+        constants = list(constants)
+        return position, [*constants[: self.own], *masks, *constants[self.own :]], refs
 
 
 @rule(_jax.pallas_primitives.delay_p)
