@@ -166,7 +166,7 @@ ROWS = pltpu.VMEM((8,), jnp.int32)
 CASES = [
     (get_and_set, plain_kernel, [], {("read", "x_ref"), ("write", "o_ref")}),
     (set_a_part, plain_kernel, [], {("read", "x_ref"), ("write", "o_ref")}),
-    (exchange, plain_kernel, [VMEM], {("update", "mine"), ("read", "mine"), ("write", "o_ref")}),
+    (exchange, plain_kernel, [VMEM], {("write", "mine"), ("read", "mine"), ("write", "o_ref")}),
     (add_in_place, plain_kernel, [], {("update", "o_ref")}),
     (index_arrays, plain_kernel, [], {("read", "x_ref"), ("write", "o_ref")}),
     (index_arrays_in_refs, plain_kernel, [ROWS], {("read", "rows"), ("write", "o_ref")}),
