@@ -9,7 +9,8 @@ import jax
 # The custom call through which XLA enters the runtime on a CPU.
 CPU_CALL_TARGET = "cokernel_launch"
 
-# The modules are imported when a kernel is lowered for their platform and not before.
+# The modules are imported when a kernel is lowered for their platform and not before, except that
+# of the CPU: see `register_call_targets`.
 _MODULES = {
     "cpu": "cokernel.lowering.cpu",
     "tpu": "cokernel.lowering.tpu",
@@ -55,8 +56,10 @@ def register_call_targets() -> None:
     """
     from cokernel import _runtime
 
-    def load(key: int, text: str) -> None:
-        importlib.import_module(_MODULES["cpu"]).load(key, text)
+    # Every process that runs a kernel on a CPU needs this module and LLVM, which take 30 ms to
+    # import. A program's start has room for them; the first call of a kernel that is in the cache
+    # takes little longer than that. What only compiling needs is imported when something compiles.
+    from cokernel.lowering import cpu
 
     jax.ffi.register_ffi_target(CPU_CALL_TARGET, _runtime.ffi_handler(), platform="cpu")
-    _runtime.set_loader(load)
+    _runtime.set_loader(cpu.load)

@@ -14,7 +14,7 @@ import numpy as np
 
 from cokernel import _jax, _runtime, meshes, parameters, primitive
 from cokernel.checking.options import Checked, from_interpret
-from cokernel.compiler import cache, fingerprint
+from cokernel.compiler import blas, cache, codegen, fingerprint
 from cokernel.lowering import CPU_CALL_TARGET, gpu_interpret
 
 # How many kernels stay in memory as machine code; each takes some 250 KB.
@@ -128,8 +128,6 @@ def _module(
     if stored is not None:
         text = stored.decode()
         module = json.loads(text)
-        from cokernel.compiler import blas
-
         if blas.offers_all(module["ir"]):
             return text, module, []
     module, callbacks = _compile(ctx, params, options, outer, checked)
@@ -154,8 +152,6 @@ def _cache_name(
         name: params[name]
         for name in ("name", "jaxprs", "meshes", "external_meshes", "input_output_aliases")
     }
-    from cokernel.compiler import codegen
-
     counts = len(ctx.avals_in), len(params["out_avals"])
     surroundings = dict(outer), meshes.current_target(), codegen.host(), _runtime.abi_offsets()
     try:
@@ -225,17 +221,13 @@ def _beyond_the_chip(
 
 
 def _key(text: str, callbacks: Sequence[Mapping[str, Any]]) -> int:
-    from cokernel.compiler.codegen import key_of
-
     # Equal code with other Python functions behind it is another executable.
     identity = "".join(f"\n{id(callback['function'])}" for callback in callbacks)
-    return key_of(text + identity)
+    return codegen.key_of(text + identity)
 
 
 def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[str, Any]]) -> None:
     """Compiles a module to machine code and makes it known to the runtime."""
-    from cokernel.compiler import codegen
-
     code = codegen.LoadedCode(codegen.compile_object(module["ir"]))
     spec: Any = dict(module["spec"])
     spec["programs"] = [
