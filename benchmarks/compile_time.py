@@ -6,6 +6,9 @@ Every measurement is a process of its own, in which JAX has started but nothing 
 the cache of objects, and again when another process has filled it. Beside it stand the same
 computation in plain JAX under `jax.jit`, and the kernel under JAX's interpreter. Times are medians
 over the rounds. Run it on a machine that does nothing else.
+
+Where the cache has the code, JAX's tracing is most of what is left, and it takes a time that no
+cache of ours saves; so it is given beside the total.
 """
 
 import argparse
@@ -23,9 +26,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 PHASES = ("trace", "lower", "emit", "parse", "optimise", "machine code", "load", "XLA", "run")
-# Seconds from the call to the result: for each kernel without the cache, and for all with it.
+# Seconds from the call to the result, without the cache and with it. `rows` has as many equations
+# as the median of the kernels that people write, `merge` as many as the largest.
 GOALS_S = {"rows": 0.150, "merge": 1.5}
-CACHED_GOAL_S = 0.050
+CACHED_GOALS_S = {"rows": 0.050}
 INTERPRETER_LIMIT_S = 120
 
 
@@ -59,6 +63,7 @@ def measure(name: str, what: str) -> dict[str, float]:
 
     import cokernel
 
+    _check_bytecode_is_kept(jax, cokernel)
     # The start of JAX's own machinery belongs to nobody's first call.
     jax.block_until_ready(jax.jit(lambda x: x - 1)(1.0))
     kernel = compile_kernels.KERNELS[name]
@@ -87,6 +92,17 @@ def measure(name: str, what: str) -> dict[str, float]:
         times["optimise"] -= times["parse"]
     times["equations"] = _equations(traced.jaxpr.jaxpr)
     return times
+
+
+def _check_bytecode_is_kept(*packages: Any) -> None:
+    """Raises RuntimeError where Python compiles its modules again in every process."""
+    for package in packages:
+        cached = package.__spec__.cached
+        if cached is None or not os.path.exists(cached):
+            raise RuntimeError(
+                f"Python keeps no bytecode of {package.__name__}, so what is measured would be its "
+                "own compiler: set PYTHONPYCACHEPREFIX to a folder that can be written"
+            )
 
 
 def _count_phases(times: dict[str, float]) -> None:
@@ -187,7 +203,9 @@ def main() -> int:
     console = Console(highlight=False)
     console.width = max(console.width, 110)
     totals = Table(title="From the first call to the result, in ms", title_justify="left")
-    for heading in ("kernel", "equations", "Cokernel", "cached", "jit of plain JAX", "interpreter"):
+    for heading in (
+        "kernel", "equations", "Cokernel", "cached", "tracing", "jit of plain JAX", "interpreter",
+    ):  # fmt: skip
         totals.add_column(heading, justify="left" if heading == "kernel" else "right")
     phases = Table(title="Where the time goes without the cache, in ms", title_justify="left")
     for heading in ("kernel", *PHASES):
@@ -198,13 +216,18 @@ def main() -> int:
         totals.add_row(
             f"{name}: {compile_kernels.KERNELS[name].title}",
             f"{kernel['equations']:.0f}",
-            *(in_milliseconds(found[what]) for what in ("kernel", "cached kernel", "plain JAX")),
+            in_milliseconds(kernel),
+            in_milliseconds(cached),
+            in_milliseconds(cached, "trace"),
+            in_milliseconds(found["plain JAX"]),
             in_milliseconds(found["interpreter"])[:40],
         )
         phases.add_row(name, *(in_milliseconds(found["phases"], phase) for phase in PHASES))
         if name in GOALS_S:
             goals.append((f"{name}: first call", kernel["total"], GOALS_S[name]))
-        goals.append((f"{name}: first call with the cache", cached["total"], CACHED_GOAL_S))
+        if name in CACHED_GOALS_S:
+            text = f"{name}: first call with the cache"
+            goals.append((text, cached["total"], CACHED_GOALS_S[name]))
     console.print(totals, phases)
     for text, seconds, bound in goals:
         verdict = "[green]met[/]    " if seconds <= bound else "[red]missed[/] "

@@ -13,7 +13,7 @@ import llvmlite.binding as llvm
 from cokernel.compiler import blas, cache
 
 # Written into every key, so that a change of how we compile never meets an object from before it.
-PIPELINE_VERSION = 2
+PIPELINE_VERSION = 3
 
 # A function that adds to sixteen sums of float32 the products of as many pairs of bfloat16. Modules
 # only declare it, since they may travel to a machine that has no such instruction.
@@ -79,6 +79,11 @@ def _optimised(ir: str) -> tuple[Any, Any]:
     # llvmlite leaves this one off.
     options.slp_vectorization = True
     builder = llvm.create_pass_builder(machine, options)
+    # Loop nests are functions of their own and those of a kernel's layers are often equal. LLVM
+    # would find that too, but only after it has optimised each.
+    merging = llvm.create_new_module_pass_manager()
+    merging.add_merge_functions_pass()
+    merging.run(module, builder)
     builder.getModulePassManager().run(module, builder)
     return module, machine
 
