@@ -218,19 +218,24 @@ void State::report_waits_too_large() {
     if (wait.semaphore == nullptr || !wait.is_dma) continue;
     const int64_t count = wait.semaphore->count;
     if (count <= 0 || count >= wait.value) continue;
-    Finding finding;
-    finding.kind = "WaitTooLarge";
-    finding.first = party_of_core(i, wait.site, "wait");
-    const Signal& signal = wait.semaphore->signals.front();
-    if (signal.core >= 0) {
-      finding.second = party_of_core(signal.core, signal.site, "signal");
-      finding.second->is_dma = signal.is_dma;
-      if (signal.is_dma) finding.second->dma_site = signal.site;
-    }
-    set_semaphore(finding, *wait.semaphore);
-    finding.numbers = {{"wanted", wait.value}, {"moved", count}};
-    add(std::move(finding));
+    add_wait_too_large(i, wait, wait.semaphore->signals.front(), count);
   }
+}
+
+// `signal` is what it waited for instead of its own copy, or as well as that.
+void State::add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal,
+                               int64_t moved) {
+  Finding finding;
+  finding.kind = "WaitTooLarge";
+  finding.first = party_of_core(core, wait.site, "wait");
+  if (signal.core >= 0) {
+    finding.second = party_of_core(signal.core, signal.site, "signal");
+    finding.second->is_dma = signal.is_dma;
+    if (signal.is_dma) finding.second->dma_site = signal.site;
+  }
+  set_semaphore(finding, *wait.semaphore);
+  finding.numbers = {{"wanted", wait.value}, {"moved", moved}};
+  add(std::move(finding));
 }
 
 void State::fail_livelocked(int32_t number) {

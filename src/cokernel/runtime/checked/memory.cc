@@ -67,6 +67,7 @@ void State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
   }
   if (kind == AccessKind::kPoll) {
     acquire_polled(core, *cache.region, begin, end);
+    watch(begin, end);
     last_probe_ = record_number(cache, agent_of(core), site, AccessKind::kRead);
     return;
   }
@@ -84,6 +85,8 @@ void State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
   const uint32_t number = record_number(cache, agent, site, kind);
   last_probe_ = number;
   shadow_.access(*cache.region, {kind, number, &agent, element_bytes}, begin, end);
+  // Who raises a flag announces what it has done so far, and nothing that it does afterwards.
+  if (kind != AccessKind::kRead && is_watched(begin, end)) info(core).agent.release();
   if (kind != AccessKind::kFetchAndAdd) return;
   for (uintptr_t at = begin; at < end; at += static_cast<uintptr_t>(element_bytes)) {
     release_to_element(core, at);
@@ -102,6 +105,20 @@ void State::acquire_polled(Core* core, Region& region, uintptr_t begin, uintptr_
                            });
                          });
   for (const uint32_t number : polled_) acquire_from(core, number);
+}
+
+void State::watch(uintptr_t begin, uintptr_t end) {
+  const std::pair<uintptr_t, uintptr_t> range{begin, end};
+  if (std::find(watched_.begin(), watched_.end(), range) != watched_.end()) return;
+  watched_.push_back(range);
+  watched_begin_ = std::min(watched_begin_, begin);
+  watched_end_ = std::max(watched_end_, end);
+}
+
+bool State::is_watched(uintptr_t begin, uintptr_t end) const {
+  if (begin >= watched_end_ || end <= watched_begin_) return false;
+  return std::any_of(watched_.begin(), watched_.end(),
+                     [&](const auto& range) { return begin < range.second && end > range.first; });
 }
 
 // What the writer knew when it wrote is not kept. What it knows by now is no less, so that a race

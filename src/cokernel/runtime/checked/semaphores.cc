@@ -8,6 +8,7 @@ void SemaphoreState::add(Signal signal) {
   signal.amount = signal.left;
   signal.serial = next_serial++;
   count += signal.left;
+  if (signal.is_dma) largest_copy = std::max(largest_copy, signal.left);
   if (signal.left > 0) {
     // What makes up for a count below zero is not there to be taken.
     signal.left = std::min(signal.left, std::max<int64_t>(count, 0));
@@ -25,7 +26,8 @@ void SemaphoreState::add(Signal signal) {
   write_count();
 }
 
-void SemaphoreState::take(int64_t value, Agent& agent, int32_t core, int32_t site) {
+const Signal* SemaphoreState::take(int64_t value, Agent& agent, int32_t core, int32_t site) {
+  const bool is_larger = largest_copy > 0 && value > largest_copy;
   count -= value;
   while (value > 0 && !signals.empty()) {
     Signal& oldest = signals.front();
@@ -38,6 +40,9 @@ void SemaphoreState::take(int64_t value, Agent& agent, int32_t core, int32_t sit
     if (oldest.left == 0) signals.pop_front();
   }
   write_count();
+  if (!is_larger || signals.empty()) return nullptr;
+  const Signal& next = signals.front();
+  return next.is_dma && next.left < next.amount ? &next : nullptr;
 }
 
 void SemaphoreState::look(int64_t value, Agent& agent) {

@@ -38,12 +38,14 @@ struct SemaphoreState {
   std::vector<std::pair<int32_t, uint64_t>> read_by;
   int32_t number = 0;  // In the order of first use.
   Place place;
-  uint64_t behaviour = 0;  // A hash of the operations on it, in order.
+  uint64_t behaviour = 0;    // A hash of the operations on it, in order.
+  int64_t largest_copy = 0;  // The most that one DMA has signalled.
 
   void add(Signal signal);
   // Takes `value` from the oldest signals. What is taken is acquired: a signal as soon as any of it
-  // is taken, a DMA once all of it is.
-  void take(int64_t value, Agent& agent, int32_t core, int32_t site);
+  // is taken, a DMA once all of it is. Null, or the DMA that a wait for more than any DMA has moved
+  // took the beginning of: it ended within the bytes of another copy than its own.
+  const Signal* take(int64_t value, Agent& agent, int32_t core, int32_t site);
   // Acquires what a wait for `value` that takes nothing has waited for.
   void look(int64_t value, Agent& agent);
   // Acquires all that is counted.

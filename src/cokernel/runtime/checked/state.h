@@ -166,6 +166,8 @@ class State final : public Conflicts {
   uint32_t record_number(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind);
   SiteCache& cache_of(int32_t site);
   void acquire_polled(Core* core, Region& region, uintptr_t begin, uintptr_t end);
+  void watch(uintptr_t begin, uintptr_t end);
+  bool is_watched(uintptr_t begin, uintptr_t end) const;
   void acquire_from(Core* core, uint32_t number);
   void release_to_element(Core* core, uintptr_t begin);
   // Returns whether it is the present read, and not one whose value was stored since.
@@ -186,6 +188,7 @@ class State final : public Conflicts {
   void look_at_end();
   void look_at_outputs();
   void report_waits_too_large();
+  void add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal, int64_t moved);
 
   Launch& launch_;
   const CheckedOptions& options_;
@@ -213,6 +216,10 @@ class State final : public Conflicts {
   std::unordered_map<uintptr_t, Element> elements_;  // Those that fetch_and_add has touched.
   uint64_t element_behaviour_ = 0;
   std::vector<uint32_t> polled_;
+  // Where cores have polled, as pairs of begin and end, and all of it together.
+  std::vector<std::pair<uintptr_t, uintptr_t>> watched_;
+  uintptr_t watched_begin_ = ~uintptr_t{0};
+  uintptr_t watched_end_ = 0;
   uint32_t last_probe_ = 0;                              // The record of the access probed last.
   std::unordered_map<uint64_t, UndefinedRead> origins_;  // By the write that stored the value.
 };

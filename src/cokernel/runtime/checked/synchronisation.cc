@@ -98,7 +98,10 @@ void State::complete_wait(Core* core) {
   semaphore.waiters.erase(std::find(semaphore.waiters.begin(), semaphore.waiters.end(), number));
   note_operation(semaphore, number, wait.decrement ? kTaken : kLooked);
   if (wait.decrement) {
-    semaphore.take(wait.value, known.agent, number, wait.site);
+    const Signal* begun = semaphore.take(wait.value, known.agent, number, wait.site);
+    if (begun != nullptr && wait.is_dma) {
+      add_wait_too_large(number, wait, *begun, semaphore.largest_copy);
+    }
     changed();
     wake(semaphore);
   } else {
