@@ -296,6 +296,12 @@ def polls_a_flag_that_nobody_raises(broken):
     def body(x_ref, out_ref, flags):
         core = core_id()
 
+        @pl.when(core == 0)
+        def _lower():
+            flags[...] = jnp.zeros((2,), jnp.int32)
+
+        plsc.subcore_barrier()
+
         @pl.when(core == 1)
         def _raise():
             flags[0 if broken else 1] = x_ref[0]

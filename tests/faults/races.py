@@ -286,6 +286,12 @@ def flag_raised_before_the_data_is_there(broken):
         core = core_id()
 
         @pl.when(core == 0)
+        def _lower():
+            flag_and_data[0] = 0
+
+        plsc.subcore_barrier()
+
+        @pl.when(core == 0)
         def _write():
             if broken:
                 flag_and_data[0] = x_ref[0]

@@ -143,10 +143,10 @@ def running_maximum_without_a_first_value(broken):
 def halo_beside_the_data_is_never_set(broken):
     def body(x_ref, out_ref, halo):
         halo[pl.ds(1, WIDTH)] = x_ref[0]
+        halo[0] = 0
         if not broken:
-            halo[0] = 0
             halo[WIDTH + 1] = 0
-        left = halo[pl.ds(0, WIDTH)]  # fault
+        left = halo[pl.ds(0, WIDTH)]
         right = halo[pl.ds(2, WIDTH)]  # fault
         out_ref[...] = jnp.broadcast_to(left + right, (ROWS, WIDTH))
 

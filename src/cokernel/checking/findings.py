@@ -150,6 +150,8 @@ ACTIONS = {
     "signal": "signals",
     "wait": "waits for",
     "allocate": "allocates",
+    "poll": "polls",
+    "use": "uses it",
 }
 
 
