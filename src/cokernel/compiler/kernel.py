@@ -21,7 +21,6 @@ from cokernel.compiler.dtypes import pointer
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.keys import without_keys
 from cokernel.compiler.layout import MemoryLayout
-from cokernel.compiler.ops import load_rules
 from cokernel.compiler.pipelines import without_pipelines
 from cokernel.compiler.probes import Access
 from cokernel.compiler.program import lower_jaxpr
@@ -165,7 +164,6 @@ class Kernel:
 
     def compile(self) -> CompiledKernel:
         """Emits all programs and returns their IR with the plan of memory."""
-        load_rules()
         for program, jaxpr, refs in zip(self.programs, self.jaxprs, self.layout.refs, strict=True):
             function = FunctionBuilder(
                 self.module,

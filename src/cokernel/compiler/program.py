@@ -17,7 +17,7 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.context import Context
 from cokernel.compiler.liveness import OVERWRITING, Ownership
-from cokernel.compiler.ops.registry import CHECKED_RULES, RULES
+from cokernel.compiler.ops.registry import CHECKED_RULES, find_rule
 from cokernel.compiler.polling import polling_reads
 from cokernel.compiler.refs import AnyRef, root_of
 from cokernel.compiler.sites import SourceLine, user_line
@@ -194,7 +194,7 @@ def _note_unseen_accesses(context: Context, eqn: Any, operands: Sequence[Any]) -
         context.kernel.note_unchecked(context, eqn.primitive.name, why)
 
 
-def _is_semaphore(ref: AnyRef) -> bool:
+def _is_semaphore(ref: Any) -> bool:
     return dtypes.is_semaphore(root_of(ref)[0].dtype)
 
 
@@ -254,7 +254,7 @@ def read_atom(context: Context, env: dict[Any, Any], atom: Any) -> Any:
 
 def apply_rule(context: Context, eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """Emits one equation through its rule and returns its results as a list."""
-    rule = RULES.get(eqn.primitive) or CHECKED_RULES.get(eqn.primitive)
+    rule = find_rule(eqn.primitive)
     if rule is None:
         rule = _fallback()
     results = rule(context, eqn, *operands)

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from cokernel.compiler.context import Context
-from cokernel.compiler.ops.registry import RULES, ElementRule, apply_elementwise
+from cokernel.compiler.ops.registry import ElementRule, Rule, apply_elementwise, find_rule
 from cokernel.compiler.values import Value
 
 
@@ -54,7 +54,7 @@ def apply(
     """What a primitive with one result of this shape and dtype gives for these operands."""
     inputs = tuple(_variable(operand.shape, operand.dtype) for operand in operands)
     equation = _Equation(primitive, params, inputs, (_variable(shape, dtype),))
-    return RULES[primitive](context, equation, *operands)
+    return _rule(primitive)(context, equation, *operands)
 
 
 def apply_many(
@@ -67,7 +67,14 @@ def apply_many(
     """What a primitive with results of these shapes and dtypes gives for these operands."""
     inputs = tuple(_variable(operand.shape, operand.dtype) for operand in operands)
     outputs = tuple(_variable(shape, dtype) for shape, dtype in results)
-    return list(RULES[primitive](context, _Equation(primitive, params, inputs, outputs), *operands))
+    equation = _Equation(primitive, params, inputs, outputs)
+    return list(_rule(primitive)(context, equation, *operands))
+
+
+def _rule(primitive: Any) -> Rule:
+    found = find_rule(primitive)
+    assert found is not None, f"{primitive} has no rule"
+    return found
 
 
 def emit_elementwise(

@@ -21,6 +21,28 @@ RULES: dict[Any, Rule] = {}
 CHECKED_RULES: dict[Any, Rule] = {}
 
 
+def find_rule(primitive: Any) -> Rule | None:
+    """The rule of a primitive, None if it has none. Imports families of rules until one has it."""
+    found = RULES.get(primitive) or CHECKED_RULES.get(primitive)
+    if found is not None:
+        return found
+    from cokernel.compiler.ops import families, load_family
+
+    for name in families():
+        load_family(name)
+        found = RULES.get(primitive) or CHECKED_RULES.get(primitive)
+        if found is not None:
+            return found
+    return None
+
+
+def element_rule(primitive: Any) -> "ElementRule":
+    """The rule of an elementwise primitive, for other rules that need it, such as a reduction its
+    addition. Raises KeyError for another primitive."""
+    find_rule(primitive)
+    return ELEMENT_RULES[primitive]
+
+
 def rule(*primitives: Any) -> Callable[[Rule], Rule]:
     """Registers a function as the rule of primitives. Keyed by the primitive object, since names
     are not unique.
@@ -58,8 +80,7 @@ class Operation:
 # Emits one element, or as many as the builder has lanes, from registers of the same width.
 ElementRule = Callable[..., ir.Value]
 
-# The rules of elementwise primitives, for other rules that need one of them, such as a reduction
-# its addition.
+# The rules of elementwise primitives of the families that have been imported: see `element_rule`.
 ELEMENT_RULES: dict[Any, ElementRule] = {}
 
 

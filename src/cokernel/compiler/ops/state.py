@@ -10,7 +10,7 @@ from cokernel import _jax
 from cokernel.compiler import views
 from cokernel.compiler.access import accumulate, read, write
 from cokernel.compiler.context import Context
-from cokernel.compiler.ops.registry import ELEMENT_RULES, apply_elementwise, rule
+from cokernel.compiler.ops.registry import apply_elementwise, element_rule, rule
 from cokernel.compiler.probes import Access
 from cokernel.compiler.refs import RefValue
 from cokernel.compiler.transforms import resolve
@@ -45,7 +45,7 @@ def _addupdate(context: Context, eqn: Any, ref: RefValue, value: Value, *indices
 def add_values(context: Context, left: Value, right: Value) -> Value:
     """The sum of two values of one shape and dtype, by the rule of `lax.add`."""
     aval = _jax.ShapedArray(left.shape, np.dtype(left.dtype))
-    return apply_elementwise(context, ELEMENT_RULES[lax.add_p], {}, aval, [left, right])
+    return apply_elementwise(context, element_rule(lax.add_p), {}, aval, [left, right])
 
 
 @rule(_jax.broadcast_to_p)
