@@ -288,7 +288,8 @@ def runaway(time_limit_s):
 
 def test_a_loop_without_end_is_stopped_at_the_time_limit():
     text = failure_of(runaway(0.2), np.zeros(1, np.int32))
-    assert "0.2" in text
+    # Checked mode need not wait so long: it sees that nobody is left to change what is polled.
+    assert ("Livelock" if cokernel.checking.state.current() else "0.2") in text
     assert "spin" in text
 
 

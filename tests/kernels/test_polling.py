@@ -50,8 +50,13 @@ def test_a_semaphore_is_read_until_it_counts_enough(compiler_params):
 
 
 def test_a_flag_in_shared_memory_is_read_until_it_is_raised(compiler_params):
-    def hand_on(x_ref, out_ref, flags):
+    def hand_on(x_ref, out_ref, flags, cleared):
         core = lax.axis_index("core")
+        # The flags hold whatever was there before, so nobody looks until all of them are down.
+        flags[core] = 0
+        for other in range(CORES):
+            pl.semaphore_signal(cleared, 1, device_id={"core": other})
+        pl.semaphore_wait(cleared, CORES)
 
         @pl.when(core == 0)
         def _clear():
@@ -73,10 +78,10 @@ def test_a_flag_in_shared_memory_is_read_until_it_is_raised(compiler_params):
         hand_on,
         jax.ShapeDtypeStruct((CORES,), jnp.int32),
         mesh=cokernel.CoreMesh(core=CORES),
-        scratch_types=[cokernel.shared((CORES,), jnp.int32)],
+        scratch_types=[cokernel.shared((CORES,), jnp.int32), pltpu.SemaphoreType.REGULAR],
         compiler_params=compiler_params,
     )
-    # The flags hold whatever was there before; a number of its own for each launch tells.
+    # A number of its own for each launch tells its flags from those of the one before.
     for number in (123_456_789, 987_654_321):
         result = kernel(np.array([number], np.int32))
         np.testing.assert_array_equal(result, [number] + [0] * (CORES - 1))

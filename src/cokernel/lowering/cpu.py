@@ -29,13 +29,21 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lowers a kernel to a custom call of the runtime. See `primitive.py` for the parameters.
 
     Raises:
-      NotImplementedError: for a primitive that can be neither compiled nor run through XLA.
+      NotImplementedError: for a primitive that can be neither compiled nor run through XLA, and for
+        checked mode with padded_tiles=True.
     """
     if any(map(meshes.is_gpu_mesh, params["meshes"])):
         return gpu_interpret.lower(ctx, *operands, **params)
     options = parameters.resolve(params["compiler_params"])
     outer = _outer_axes(ctx, params)
     checked = from_interpret(params["interpret"])
+    if checked is not None and checked.padded_tiles:
+        raise NotImplementedError(
+            f'kernel {params["name"]!r}: padded_tiles=True of checked mode (buffer_bounds="padded"'
+            " of pltpu.InterpretParams) is not supported: an index beyond a Ref's shape ends the"
+            " launch. Leave padded_tiles at False, and give the Refs the padded shape if the kernel"
+            " relies on it"
+        )
     text, module, callbacks = _module(ctx, params, options, outer, checked)
     if options.dump_llvm:
         print(module["ir"])
