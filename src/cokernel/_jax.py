@@ -189,7 +189,7 @@ from jax._src.lib import xla_client
 from jax._src.core import physical_aval
 from jax._src.pallas.mosaic.random import tpu_key_impl as pallas_key_impl
 from jax._src.random import prng
-from jax._src.random.core import random_clone_p
+from jax._src.random.core import random_clone_p, random_gamma_p
 from jax._src.random.prng import KeyTy
 from jax._src.random.threefry2x32 import threefry2x32_p
 

@@ -213,6 +213,13 @@ def _fold_in(eqn: Any, keys: Any, numbers: Any) -> Any:
     return jax.random.key_data(key)
 
 
+def _gamma(eqn: Any, keys: Any, shapes: Any) -> Any:
+    """Each number by rejection, from a key of its own; one after the other, as JAX does too where
+    it computes eagerly, so that each takes no more attempts than it needs."""
+    impl = eqn.invars[0].aval.dtype._impl.name
+    return _jax.random_gamma_p.impl(jax.random.wrap_key_data(keys, impl=impl), shapes, **eqn.params)
+
+
 def _same(eqn: Any, keys: Any) -> Any:
     return keys
 
@@ -233,6 +240,7 @@ MEANING: dict[Any, Callable[..., Any]] = {
     PRNG.random_wrap_p: _same,
     PRNG.random_unwrap_p: _same,
     _jax.random_clone_p: _same,
+    _jax.random_gamma_p: _gamma,
     TPU.split_key_p: _unwrap_pallas,
     TPU.join_key_p: _wrap_pallas,
 }

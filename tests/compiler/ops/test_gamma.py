@@ -30,3 +30,17 @@ def test_a_function_of_positive_numbers(function, count, dtype):
         operands[2] /= 7
     # Chains of some hundred operations, whose functions differ in the last place.
     expect_close(function, *(jnp.asarray(item).astype(dtype) for item in operands), ulps=200)
+
+
+@pytest.mark.parametrize(
+    ("function", "scalar"), [(lax.igamma, 0), (lax.igamma, 1), (lax.betainc, 0)]
+)
+def test_a_scalar_stands_for_an_array_of_equal_elements(function, scalar):
+    x = np.random.default_rng(1).uniform(0.2, 0.9, 9).astype(np.float32)
+
+    def with_a_scalar(x):
+        operands = [x] * (3 if function is lax.betainc else 2)
+        operands[scalar] = 0.7
+        return function(*operands)
+
+    expect_close(with_a_scalar, x, ulps=200)

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
 from cokernel import _jax
-from tests.compiler.harness import MESH, expect_same, run
+from tests.compiler.harness import MESH, expect_close, expect_same, run
 
 SAMPLERS = {
     "bits": lambda key: jax.random.bits(key, (3, 5)),
@@ -47,6 +47,19 @@ def test_normal_numbers_are_those_of_jax_up_to_rounding():
 
     [got] = run(function, np.int32(5))
     np.testing.assert_allclose(got, function(5), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda key: jax.random.gamma(key, 2.5, (9,)),
+        lambda key: jax.random.loggamma(key, jnp.arange(4.0) * 9 + 0.01),
+        lambda key: jax.vmap(lambda k: jax.random.gamma(k, 0.3))(jax.random.split(key, 3)),
+        lambda key: jax.random.beta(key, 2.0, 0.5, (2, 3)),
+    ],
+)
+def test_numbers_that_follow_a_gamma_distribution_are_those_of_jax_up_to_rounding(sample):
+    expect_close(lambda seed: sample(jax.random.key(seed)), np.int32(5), ulps=200)
 
 
 def test_raw_words_are_keys_too():

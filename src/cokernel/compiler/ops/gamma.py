@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -13,9 +14,12 @@ from cokernel.compiler.ops.traced import traced
 
 
 def _in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with narrow floats computed as float32 and rounded once."""
+    """The function of operands of one shape, some of which may be scalars, with narrow floats
+    computed as float32 and rounded once."""
 
     def wide(*operands: jax.Array) -> jax.Array:
+        # An equation may take a scalar beside arrays; JAX's own code is for equal shapes only.
+        operands = tuple(jnp.broadcast_arrays(*operands))
         dtype = operands[0].dtype
         narrow = np.dtype(dtype).itemsize < 4
         if not narrow:
