@@ -111,3 +111,26 @@ def test_a_dma_that_begins_or_ends_within_a_granule_is_found():
     assert any("begins 16 bytes into a row" in sentence for sentence in sentences)
     assert any("moves 48 bytes of each row" in sentence for sentence in sentences)
     assert len(sentences) == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_probes_of_checked_mode_are_not_measured():
+    def body(x_ref, o_ref, window, narrow):
+        pltpu.sync_copy(x_ref.at[pl.ds(0, 32)], window)
+        narrow[...] = plsc.pack(
+            window[pl.ds(0, 16)], window[pl.ds(16, 16)], format=plsc.PackFormat.INTERLEAVED
+        )
+        wide, _ = plsc.unpack(narrow[...] + narrow[...], format=plsc.PackFormat.INTERLEAVED)
+        window[pl.ds(0, 16)] = wide
+        pltpu.sync_copy(window, o_ref.at[pl.ds(0, 32)])
+        pltpu.sync_copy(window, o_ref.at[pl.ds(32, 32)])
+
+    with cokernel.target("tpu7x"):
+        mesh = plsc.VectorSubcoreMesh(
+            core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=1
+        )
+        scratch = [pltpu.VMEM((32,), jnp.float32), pltpu.VMEM((32,), jnp.bfloat16)]
+        kernel = cokernel.kernel(
+            body, WORDS, mesh=mesh, scratch_types=scratch, interpret=cokernel.Checked()
+        )
+        assert kernel(jnp.arange(64.0))[1] == 2

@@ -218,11 +218,13 @@ def _beyond_the_chip(
     from cokernel.checking import chip_limits
 
     parameters_before_scratch = len(ctx.avals_in) + len(params["out_avals"])
+    # Those of the user: the kernel's own also hold the probes of checked mode.
+    jaxprs = params["jaxprs"]
     found = chip_limits.findings(
-        kernel.jaxprs,
-        kernel.meshes,
+        jaxprs,
+        params["meshes"],
         kernel.program_names,
-        len(kernel.jaxprs[0].invars) - parameters_before_scratch,
+        len(jaxprs[0].invars) - parameters_before_scratch,
         target,
     )
     return [finding.to_dict() for finding in found]
