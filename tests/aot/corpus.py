@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -77,10 +77,11 @@ class _Recorder:
         self.cases: dict[Any, Case] = {}
 
     def lower(self, platforms: Any, ctx: Any, *operands: Any, **params: Any) -> Any:
+        results = _original_lower(platforms, ctx, *operands, **params)
         case = Case(self.source, params["name"] or "kernel", tuple(ctx.avals_in), dict(params))
         text = "\n".join(map(str, params["jaxprs"])) + str(params["meshes"])
         self.cases.setdefault((case.source, case.name, str(case.args), text), case)
-        return _original_lower(platforms, ctx, *operands, **params)
+        return results
 
     # A plugin of pytest, too.
 
@@ -112,17 +113,29 @@ def collect() -> list[Case]:
     Raises:
       RuntimeError: if any of them fails.
     """
+    examples = [p for p in sorted((ROOT / "examples").rglob("*.py")) if "gpu" not in p.parts]
+    return _collect(ROOT / "tests" / "kernels", examples)
+
+
+def collect_gpu() -> list[Case]:
+    """Runs kernels of GPU programs in JAX's interpreter, and returns those that it took.
+
+    Raises:
+      RuntimeError: if any of them fails.
+    """
+    tests = ROOT / "tests" / "test_lowering_gpu_merge.py"
+    return _collect(tests, sorted((ROOT / "examples" / "gpu").glob("*.py")))
+
+
+def _collect(tests: pathlib.Path, examples: Sequence[pathlib.Path]) -> list[Case]:
     recorder = _Recorder()
     with _recording(recorder):
         status = pytest.main(
-            ["-q", "-x", "-p", "no:cacheprovider", "--no-header", str(ROOT / "tests" / "kernels")],
-            plugins=[recorder],
+            ["-q", "-x", "-p", "no:cacheprovider", "--no-header", str(tests)], plugins=[recorder]
         )
         if status != 0:
             raise RuntimeError(f"the kernels do not run natively: pytest ended with {status!r}")
-        for path in sorted((ROOT / "examples").rglob("*.py")):
-            if "gpu" in path.parts:
-                continue
+        for path in examples:
             recorder.source = str(path.relative_to(ROOT))
             jax.clear_caches()
             runpy.run_path(str(path), run_name="__main__")

@@ -1,4 +1,4 @@
-"""The table in docs/platforms.md: which kernels each TPU's compiler accepts, and why not."""
+"""The tables in docs/platforms.md: which kernels each chip's compiler accepts, and why not."""
 
 import collections
 import pathlib
@@ -10,27 +10,40 @@ from tests.aot import corpus
 from tests.aot.corpus import Case
 
 TPUS = ("v5p", "v6e", "tpu7x")
+GPUS = ("h100", "b200")
 PAGE = corpus.ROOT / "docs" / "platforms.md"
-BEGIN = "<!-- Written by scripts/platforms.py -->\n"
-END = "<!-- End of what scripts/platforms.py writes -->\n"
+BEGIN = "<!-- Written by scripts/platforms.py for {} -->\n"
+END = "<!-- End of what scripts/platforms.py writes for {} -->\n"
 
 
 def reports(
     cases: Sequence[Case], compiler_for: Callable[[str], aot.Compiler]
 ) -> dict[Case, dict[str, aot.Report]]:
     """Compiles every kernel that names only TPU features for every TPU."""
-    found: dict[Case, dict[str, aot.Report]] = {}
-    for case in cases:
-        if case.names_only_tpu_features:
-            found[case] = {
-                chip: aot.compile_with(compiler_for(chip), case.function, *case.args)
-                for chip in TPUS
-            }
-    return found
+    return _reports([case for case in cases if case.names_only_tpu_features], TPUS, compiler_for)
+
+
+def gpu_reports(
+    cases: Sequence[Case], compiler_for: Callable[[str], aot.Compiler]
+) -> dict[Case, dict[str, aot.Report]]:
+    """Compiles every kernel for every GPU."""
+    return _reports(cases, GPUS, compiler_for)
+
+
+def _reports(
+    cases: Sequence[Case], chips: Sequence[str], compiler_for: Callable[[str], aot.Compiler]
+) -> dict[Case, dict[str, aot.Report]]:
+    return {
+        case: {
+            chip: aot.compile_with(compiler_for(chip), case.function, *case.args) for chip in chips
+        }
+        for case in cases
+    }
 
 
 def text(found: dict[Case, dict[str, aot.Report]]) -> str:
     """Returns the table, and below it the reasons."""
+    chips = list(next(iter(found.values())))
     groups: dict[tuple[str, str], list[dict[str, aot.Report]]] = collections.defaultdict(list)
     for case, by_chip in found.items():
         groups[case.source, case.name].append(by_chip)
@@ -46,12 +59,12 @@ def text(found: dict[Case, dict[str, aot.Report]]) -> str:
         return f"{some}refused ({listed})"
 
     rows = [
-        f"| {_link(source)} | `{name}` | {' | '.join(cell(variants, chip) for chip in TPUS)} |"
+        f"| {_link(source)} | `{name}` | {' | '.join(cell(variants, chip) for chip in chips)} |"
         for (source, name), variants in sorted(groups.items())
     ]
     lines = [
-        f"| from | kernel | {' | '.join(TPUS)} |",
-        f"| --- | --- {'| --- ' * len(TPUS)}|",
+        f"| from | kernel | {' | '.join(chips)} |",
+        f"| --- | --- {'| --- ' * len(chips)}|",
         *rows,
         "",
         *[f"{number}. {reason}" for reason, number in reasons.items()],
@@ -71,6 +84,8 @@ def _words(test: str) -> str:
 def _reason(report: aot.Report) -> str:
     """Returns why a kernel is refused, without what changes when a line is added somewhere."""
     message = report.message
+    if message.startswith("ptxas"):
+        message = message.partition(";")[0]
     for end in ("at location", "See https", "note: see current operation", "\n\n"):
         message = message.partition(end)[0]
     message = " ".join(message.split())
@@ -90,8 +105,9 @@ def _where(report: aot.Report) -> str:
     return f"`{place.program}`, {place.what}: "
 
 
-def page_with(table: str, page: str) -> str:
-    """Returns the page with the table in its place."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+def page_with(kind: str, table: str, page: str) -> str:
+    """Returns the page with the table of "TPUs" or "GPUs" in its place."""
+    begin, end = BEGIN.format(kind), END.format(kind)
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{table}\n{end}{after}"

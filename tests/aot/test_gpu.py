@@ -10,9 +10,37 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import cokernel
 from cokernel import aot
-from tests.aot import corpus
+from tests.aot import corpus, table
 
 F32, F16 = jnp.float32, jnp.float16
+
+
+@pytest.fixture(scope="module")
+def reports(compiler_for):
+    # Nothing has to be run where nothing can be compiled.
+    for chip in table.GPUS:
+        compiler_for(chip)
+    return table.gpu_reports(corpus.collect_gpu(), compiler_for)
+
+
+def test_what_the_interpreter_runs_compiles_for_hopper(reports):
+    several = [case for case in reports if len(case.params["meshes"]) > 1]
+    assert len(several) > 10
+    for case in several:
+        assert reports[case]["h100"].accepted, f"{case.source}: {reports[case]['h100']}"
+
+
+def test_blackwell_refuses_only_the_instructions_of_hopper(reports):
+    for case, by_chip in reports.items():
+        if not by_chip["b200"].accepted:
+            assert "'wgmma.fence' not supported" in by_chip["b200"].message, case.source
+
+
+def test_the_page_says_what_the_compilers_say(reports):
+    page = table.PAGE.read_text()
+    assert table.page_with("GPUs", table.text(reports), page) == page, (
+        "docs/platforms.md is out of date: run scripts/platforms.py GPUs"
+    )
 
 
 def example(name, kernel):
@@ -42,7 +70,9 @@ def test_blackwell_refuses_the_instructions_of_hopper(compiler_for):
         compiler_for("b200"), example("matmul.py", "multiply"), matrix(256), matrix(256)
     )
     assert not report.accepted
-    assert "wgmma" in report.message
+    assert report.message.startswith("ptxas: Instruction 'wgmma.fence' not supported")
+    # The assembler says it for every line of its own.
+    assert report.message.count("'wgmma.wait_group' not supported") == 1
     assert report.place.program == "multiply_tiles"
 
 

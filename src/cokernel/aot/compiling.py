@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -71,7 +72,7 @@ def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Repo
             target=target.name,
             accepted=False,
             stage="compile",
-            message=outcome.error.strip(),
+            message=_readable(outcome.error),
             crashed=outcome.crashed,
             place=place,
             memory=uses,
@@ -145,6 +146,16 @@ def _place_of_refusal(jaxpr: Any, outcome: Outcome, compiler: Compiler) -> Place
         return found.compiled is None and _kind(found.error) == kind
 
     return places.find(jaxpr, is_refused)
+
+
+_ASSEMBLER_ERROR = re.compile(r"ptxas \S+, line \d+; (?:error|fatal)\s*: (.*)")
+
+
+def _readable(message: str) -> str:
+    """Returns a compiler's message; of the GPU's assembler, which repeats itself and names files of
+    its own, what it says of the program, each once."""
+    errors = dict.fromkeys(error.strip() for error in _ASSEMBLER_ERROR.findall(message))
+    return f"ptxas: {'; '.join(errors)}" if errors else message.strip()
 
 
 def _kind(refusal: Any) -> str:
