@@ -86,8 +86,13 @@ class _Recorder:
     # A plugin of pytest, too.
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        # How many workers run a kernel makes no difference to it.
-        items[:] = [item for item in items if not {"2_workers", "4_workers"} & _ids(item)]
+        # How many workers run a kernel makes no difference to it, and test_checked.py runs the
+        # others once more, in processes of their own.
+        items[:] = [
+            item
+            for item in items
+            if not {"2_workers", "4_workers"} & _ids(item) and item.path.name != "test_checked.py"
+        ]
 
     def pytest_runtest_setup(self, item: Any) -> None:
         path = pathlib.Path(item.path).relative_to(ROOT)
@@ -113,7 +118,8 @@ def collect() -> list[Case]:
     Raises:
       RuntimeError: if any of them fails.
     """
-    examples = [p for p in sorted((ROOT / "examples").rglob("*.py")) if "gpu" not in p.parts]
+    everything = (ROOT / "examples").rglob("*.py")
+    examples = sorted(path for path in everything if path.parent.name != "gpu")
     return _collect(ROOT / "tests" / "kernels", examples)
 
 
