@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.test_runtime_checked import (
+from tests.runtime_checked.harness import (
     ATOMIC,
     FETCH_AND_ADD,
     READ,
