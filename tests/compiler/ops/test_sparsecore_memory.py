@@ -70,6 +70,27 @@ def test_a_compressed_store_writes_the_true_lanes_side_by_side(chip, add, data, 
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "count"), [(np.int16, 32), (jnp.bfloat16, 32), (np.int8, 64), (np.int32, 32)]
+)
+def test_a_compressed_store_of_more_lanes_than_words_of_a_register(dtype, count, add):
+    mask = np.arange(count) % 3 == 1
+    x = (np.arange(count) + 1).astype(dtype)
+    old = np.full(count, 7).astype(dtype)
+    store = plsc.addupdate_compressed if add else plsc.store_compressed
+
+    def body(x_ref, m_ref, old_ref, o_ref):
+        o_ref[...] = old_ref[...]
+        store(o_ref.at[pl.ds(0, count)], x_ref[...], mask=m_ref[...] != 0)
+
+    [got] = run_on_subcore("tpu7x", body, [old], x, mask.astype(np.int32), old)
+    expected = old.copy()
+    target = expected[: mask.sum()]
+    target[...] = target + x[mask] if add else x[mask]
+    np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize("load", [False, True])
 def test_only_the_elements_that_the_mask_selects_must_be_in_bounds(load):
     lanes = 8

@@ -7,6 +7,7 @@ loop in a function of its own.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -190,7 +191,7 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
     is_atomic = add and is_shared(view)
     access = _access_of_sum(is_atomic) if add else Access.WRITE
     _probe_front(context, view, mask, access, operation)
-    if fits_a_register(buffer) and not is_atomic:
+    if fits_a_register(buffer) and _is_compressible(buffer) and not is_atomic:
         _compress_in_register(context, buffer, value, mask, add)
         return value
 
@@ -212,6 +213,16 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
 
     walk(context, "store_compressed", mask, [buffer, context.materialise(value)], step)
     return value
+
+
+# The widest vector that LLVM compresses: it crashes where it would have to split a wider one.
+_COMPRESSED_BITS = 512
+
+
+def _is_compressible(buffer: Buffer) -> bool:
+    """Whether `_compress` may have all lanes of a buffer at once, narrow ones widened."""
+    bits = math.prod(buffer.shape) * max(32, 8 * dtypes.itemsize(buffer.dtype))
+    return bits <= _COMPRESSED_BITS
 
 
 def _compress_in_register(
