@@ -39,8 +39,8 @@ TESTS = textwrap.dedent(
 def run(folder: pathlib.Path, *arguments: str) -> str:
     (folder / "test_kernels.py").write_text(TESTS)
     # By name, so that it is this plugin whether Cokernel is installed or on the path; pytest
-    # leaves out the entry point of the same module.
-    plugin = ["-p", "cokernel.checking.pytest_plugin", "-p", "no:cokernel"]
+    # leaves out the entry point of the same name.
+    plugin = ["-p", "cokernel.checking.pytest_plugin"]
     command = [sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider", "-q", *arguments]
     ran = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
