@@ -1,6 +1,10 @@
 """Cokernel: kernels of several cooperating programs, written in Pallas, run natively anywhere."""
 
+import importlib
+from typing import Any
+
 from cokernel import lowering as lowering
+from cokernel import pallas as pallas
 from cokernel import rules as rules
 from cokernel.checking.explore import explore as explore
 from cokernel.checking.findings import Finding as Finding
@@ -25,6 +29,14 @@ from cokernel.tracing import mpmd_map as mpmd_map
 
 lowering.register_call_targets()
 
+
+def __getattr__(name: str) -> Any:
+    """Imports `cokernel.aot` when it is first asked for: few programs need it."""
+    if name != "aot":
+        raise AttributeError(f"module 'cokernel' has no attribute {name!r}")
+    return importlib.import_module("cokernel.aot")
+
+
 __all__ = [
     "CheckWarning",
     "Checked",
@@ -35,12 +47,14 @@ __all__ = [
     "Party",
     "ProgramStatistics",
     "Report",
+    "aot",
     "checked",
     "explore",
     "kernel",
     "last_launch",
     "last_report",
     "mpmd_map",
+    "pallas",
     "private",
     "set_checked",
     "set_target",
