@@ -343,12 +343,16 @@ def test_failures_inside_jit_and_scan_come_through_and_the_next_call_runs(compil
 
 
 _CTRL_C = """
+    import signal
     import jax, numpy as np
     jax.config.update("jax_platforms", "cpu")
     from jax import lax
     import jax.numpy as jnp
     from jax.experimental import pallas as pl
     import cokernel
+
+    # A process that a shell starts in the background ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def body(x_ref, out_ref):
         lax.while_loop(lambda n: x_ref[0] >= 0, lambda n: n + 1, 0)
