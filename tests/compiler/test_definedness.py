@@ -409,6 +409,22 @@ def test_undefined_values_that_never_matter_are_no_fault(body):
     assert findings(body, VMEM) == []
 
 
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("has_addition", [False, True])
+def test_a_stored_product_is_written_on_every_kind_of_processor(dtype, has_addition):
+    """Which dtypes are multiplied where they are stored depends on the processor's vectors."""
+
+    def body(x_ref, o_ref, matrix, product):
+        matrix[...] = jnp.broadcast_to(x_ref[0:8].astype(dtype), (8, 8))
+        added = matrix[...] if has_addition else None
+        multiplied = jnp.dot(matrix[...], matrix[...], preferred_element_type=dtype)
+        product[...] = multiplied if added is None else added + multiplied
+        o_ref[...] = jnp.zeros(16, jnp.int32)
+        o_ref[0:8] = product[0].astype(jnp.int32)
+
+    assert findings(body, *[pltpu.VMEM((8, 8), dtype)] * 2) == []
+
+
 def on_lanes(body, *scratch):
     with cokernel.target("v6e"):
         mesh = plsc.VectorSubcoreMesh(

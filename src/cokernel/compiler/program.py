@@ -150,6 +150,8 @@ def _store_product(
 ) -> None:
     """Emits the product, the addition if there is one, and the store."""
     dot, store = jaxpr.eqns[product.product], jaxpr.eqns[product.store]
+    # Of what is stored this way nobody uses what was there before.
+    store = store.replace(outvars=[_jax.DropVar(variable.aval) for variable in store.outvars])
     factors = [read_atom(context, env, atom) for atom in dot.invars]
     other: Any = None
     if product.addition is not None:
