@@ -150,9 +150,15 @@ class MemoryInfo(TypedDict):
     owner: str  # As in SemaphoreInfo.
     index: int
     program: int
-    offset: int
-    bytes: int  # From the first to the last element concerned.
+    offset: int  # Of the first element concerned.
+    parts: list[tuple[int, int]]  # Offset and bytes of each piece, in ascending order.
+    is_cut_off: bool  # There were more pieces.
     element_bytes: int
+
+class Polled(TypedDict):
+    party: Party
+    memory: MemoryInfo | None
+    semaphore: SemaphoreInfo | None  # Without its count.
 
 class FindingSchedule(TypedDict):
     strategy: str
@@ -174,7 +180,8 @@ class Finding(TypedDict):
     memory: MemoryInfo | None
     semaphore: SemaphoreInfo | None
     count: int  # Of elements.
-    occurrences: int  # Equal ones, of which the ranges are united.
+    occurrences: int  # Equal ones. Those of the same cores in the same run have united elements.
+    also: list[list[Party]]  # The other cores that took the places of `first` and `second`.
     schedule: FindingSchedule  # The one that showed it first.
     use: NotRequired[str]  # UninitialisedRead: "branch", "index", "output", "amount", "callback".
     # LeftoverSemaphore, UnwaitedCopy, SemaphoreUnderflow, SemaphoreOverflow: the count.
@@ -182,18 +189,20 @@ class Finding(TypedDict):
     wanted: NotRequired[int]  # WaitTooLarge, SemaphoreUnderflow, SemaphoreOverflow.
     moved: NotRequired[int]  # UnwaitedCopy, CopyInFlight, WaitTooLarge: what was signalled,
     left: NotRequired[int]  # and what is left of it.
-    polls: NotRequired[int]  # Livelock, as is the number of cores that poll.
+    polls: NotRequired[int]  # Livelock, as are the number of cores that poll,
     pollers: NotRequired[int]
+    polled: NotRequired[list[Polled]]  # and what they look at.
 
 class ScheduleRecord(FindingSchedule):
     decisions: int  # Moments at which more than one could go on.
     # If the schedule asks for them, who could: cores in launch order, then DMAs in the order of
-    # start, as (agent, operation, object); the core that took the step before comes first, if it
-    # could go on and has not polled: "continuing". An agent is the number of a core, or -1 - the
-    # number of a DMA; an operation "start", "step", "wait", "poll", "barrier" or "copy"; an object
-    # the number of a semaphore in the order of first use, a number of the core's own, or -1 where
-    # it is not known. `choices` are positions in these lists.
-    candidates: NotRequired[list[list[tuple[int, str, int]]]]
+    # start, as (agent, operation, objects, core); the core that took the step before comes first,
+    # if it could go on and has not polled: "continuing". An agent is the number of a core, or
+    # below zero for a DMA; an operation "start", "step", "wait", "poll", "barrier" or "copy";
+    # objects are the semaphores and the memory that the step synchronises by, a number below zero
+    # where that is the core's own affair, and none where they are not known. All these numbers are
+    # the same under every schedule. `choices` are positions in these lists.
+    candidates: NotRequired[list[list[tuple[int, str, tuple[int, ...], int]]]]
     continuing: NotRequired[list[bool]]
 
 class CheckedCounts(TypedDict):
@@ -206,7 +215,8 @@ class CheckedCounts(TypedDict):
 class CheckedRecord(TypedDict):
     executable: str
     findings: list[Finding]
-    dropped: int  # Findings beyond max_findings.
+    dropped: int  # Different findings beyond max_findings.
+    is_complete: bool  # No run was ended by a failure or a finding.
     schedule: ScheduleRecord
     schedules: int  # How many runs this is the record of; what follows is that of the last,
     behaviour: int  # equal if all semaphores saw the same operations in the same order.

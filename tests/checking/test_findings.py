@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cokernel.checking import report
-from cokernel.checking.findings import KINDS, finding_of, index_range
+from cokernel.checking.elements import Elements, elements_of
+from cokernel.checking.findings import KINDS, finding_of
 from cokernel.checking.options import Checked
 from cokernel.checking.places import Places
 
@@ -76,7 +77,8 @@ def race(**changes):
             "index": 0,
             "program": -1,
             "offset": 64 + 2 * 64,
-            "bytes": 16,
+            "parts": [(64 + 2 * 64, 16)],
+            "is_cut_off": False,
             "element_bytes": 4,
         },
         "schedule": SCHEDULE,
@@ -223,22 +225,135 @@ def test_a_report_is_drawn_for_a_terminal():
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=3).flatmap(
         lambda shape: st.tuples(
-            st.just(shape),
-            st.integers(0, math.prod(shape) - 1),
-            st.integers(1, math.prod(shape)),
+            st.just(shape), st.sets(st.integers(0, math.prod(shape) - 1), min_size=1)
         )
     ),
     st.sampled_from([1, 2, 4]),
 )
-def test_the_named_indices_cover_the_bytes(case, itemsize):
-    shape, first, count = case
-    count = min(count, math.prod(shape) - first)
-    text = index_range(shape, itemsize, first * itemsize, count * itemsize)
+def test_exactly_the_elements_are_named_whose_bytes_are_concerned(case, itemsize):
+    shape, wanted = case
+    ref = {"name": "x", "shape": shape, "dtype": "float32", "itemsize": itemsize, "offset": 64}
+    parts = [(64 + number * itemsize, itemsize) for number in sorted(wanted)]
+    elements = elements_of(ref, {"parts": parts})
+    assert elements.count == len(wanted)
+    assert elements == Elements.from_dict(json.loads(json.dumps(elements.to_dict())))
     array = np.arange(math.prod(shape)).reshape(shape)
-    index = tuple(
-        slice(*map(int, part.split(":"))) if ":" in part else int(part)
-        for part in text.strip("[]").split(", ")
-    )
-    covered = np.atleast_1d(array[index]).ravel()
-    assert set(range(first, first + count)) <= set(covered.tolist())
-    assert covered.min() <= first
+    named = []
+    for text in elements.parts:
+        index = tuple(
+            slice(*map(int, part.split(":"))) if ":" in part else int(part)
+            for part in text.strip("[]").split(", ")
+        )
+        named += np.atleast_1d(array[index]).ravel().tolist()
+    assert sorted(named) == sorted(wanted)
+
+
+def test_a_column_is_one_part_and_scattered_elements_are_counted():
+    ref = {"name": "x", "shape": [8, 16], "dtype": "float32", "itemsize": 4, "offset": 0}
+    column = elements_of(ref, {"parts": [(64 * row + 12, 8) for row in range(8)]})
+    assert column.text == "[0:8, 3:5]"
+    some = elements_of(ref, {"parts": [(64 * row, 4) for row in (0, 3)]})
+    assert some.text == "[0, 0] and [3, 0]"
+    many = elements_of(ref, {"parts": [(8 * number, 4) for number in range(8)]})
+    assert many.text == "[0, 0], [0, 2], [0, 4] and 5 more parts"
+
+
+def test_a_finding_names_the_parts_as_data_and_is_read_back_from_json():
+    raw = race()
+    raw["memory"] = {**raw["memory"], "parts": [(64, 4), (64 + 128, 8)]}
+    raw["also"] = [[party(2, 0, "write"), party(3, 1, "read")]]
+    finding = finding_of(raw, PLACES)
+    assert "acc[0, 0] and [2, 0:2]" in finding.sentence
+    assert "met 3 times, also with core=2 and core=3" in finding.text()
+    plain = json.loads(json.dumps(finding.to_dict()))
+    assert plain["memory"]["parts"] == ["[0, 0]", "[2, 0:2]"]
+    assert plain["memory"]["runs"] == [[0, 1], [32, 34]]
+    assert type(finding).from_dict(plain).to_dict() == finding.to_dict()
+
+
+def test_equal_findings_keep_the_elements_of_the_cores_they_name():
+    other = race(first=party(4, 0, "write"), second=party(5, 1, "read"))
+    other["memory"] = {**other["memory"], "parts": [(64, 4)]}
+    [merged] = report.merged([finding_of(race(), PLACES), finding_of(other, PLACES)])
+    assert merged.indices == "[2, 0:4]"
+    assert [p.core for p in merged.parties] == ["core=0", "core=1"]
+    assert merged.also == (("core=4", "core=5"),)
+
+
+def test_a_race_is_the_same_whoever_came_first():
+    swapped = race(first=party(1, 1, "read"), second=party(0, 0, "write"))
+    [merged] = report.merged([finding_of(race(), PLACES), finding_of(swapped, PLACES)])
+    assert merged.occurrences == 6
+    assert merged.also == ()
+
+
+def out_of_bounds(**changes):
+    failure = {
+        "kind": "OutOfBounds",
+        "executable": "kernel",
+        "program": 0,
+        "program_name": "worker",
+        "coordinates": (1,),
+        "index": 1,
+        "site": 0,
+        "dimension": 1,
+        "start": 9,
+        "size": 4,
+        "extent": 8,
+    }
+    return {**failure, **changes}
+
+
+@pytest.mark.parametrize(
+    ("failure", "action"),
+    [
+        (out_of_bounds(), "asks for what is not there"),
+        (out_of_bounds(kind="Check", code=0, value=3), "fails a check"),
+        (out_of_bounds(kind="Callback", text="ValueError: no"), "calls what raised"),
+    ],
+)
+def test_who_ended_a_launch_is_told_as_data(failure, action):
+    [finding] = report.report_of(record(failure=failure), PLACES).findings
+    [who] = finding.parties
+    assert (who.program, who.core, who.action) == ("worker", "core=1", action)
+    assert (who.name, who.file, who.line, who.function) == ("acc", __file__, 1, "worker")
+    assert who.code
+    assert finding.text().count(f"{__file__}:1") == 1, "the line is told once"
+    if finding.kind == "OutOfBounds":
+        assert (finding.name, finding.indices) == ("acc", "[:, 9:13]")
+        assert finding.advice
+
+
+def test_who_waits_in_a_deadlock_is_told_as_data():
+    semaphore = {"owner": "private", "program": 0, "index": 0, "offset": 16, "count": 2}
+    blocked = {
+        "program": 0,
+        "program_name": "worker",
+        "group": 0,
+        "site": 3,
+        "state": "semaphore",
+        "semaphore": semaphore,
+        "value": 3,
+        "decrement": True,
+    }
+    failure = {
+        "kind": "Deadlock",
+        "executable": "kernel",
+        "cores": [{**blocked, "coordinates": (core,), "index": core} for core in (0, 1)],
+    }
+    [finding] = report.report_of(record(failure=failure), PLACES).findings
+    [who] = finding.parties
+    assert (who.program, who.core, who.action) == ("worker", "core=0-1", "waits for")
+    assert (who.name, who.line) == ("done", 7)
+    assert finding.advice
+    assert finding.text().count("What to do:") == 1
+    json.dumps(finding.to_dict())
+
+
+@pytest.mark.parametrize("options", [{}, {"max_findings": 1}, {"stop_at_first": True}])
+def test_a_launch_that_did_not_end_raises_whatever_the_options_say(options):
+    asked = Checked(on_finding="warn", **options)
+    ended = {**record(race()), "is_complete": False}
+    assert "Race" in report.finish_launch(ended, options=asked, sites=SITES, memory=MEMORY)
+    failed = record(failure=out_of_bounds())
+    assert "OutOfBounds" in report.finish_launch(failed, options=asked, sites=SITES, memory=MEMORY)

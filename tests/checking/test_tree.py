@@ -28,7 +28,7 @@ def run(agents, choices):
             ready.insert(0, last)
         choice = choices[number] if number < len(choices) else 0
         record["choices"].append(choice)
-        record["candidates"].append([(a, "step", agents[a][positions[a]]) for a in ready])
+        record["candidates"].append([(a, "step", (agents[a][positions[a]],), a) for a in ready])
         record["continuing"].append(continues)
         last = ready[choice]
         order.append((last, positions[last]))

@@ -21,7 +21,7 @@ _SIGNATURES = {
     "cokernel_frame": (_P, _P, _I64),
     "cokernel_finish": (None, _P),
     "cokernel_fail_index": (None, _P, _I32, _I32, _I64, _I64, _I64),
-    "cokernel_checked_step": (_I32, _P, _I32),
+    "cokernel_checked_step": (_I32, _P, _I32, _P),
     "cokernel_checked_yield": (None, _P, _I32),
     "cokernel_checked_wait": (_I32, _P, _P, _I64, _I32, _I32, _I32),
     "cokernel_checked_barrier": (_I32, _P, _I32),
@@ -34,9 +34,9 @@ _SIGNATURES = {
     "cokernel_checked_copy_undefined": (None, _P, _P, _P, _I64, _I64, _P, _P, _P),
     "cokernel_checked_allocate": (None, _P, _I32, _P, _I64, _I64, _I32),
     "cokernel_checked_release": (None, _P, _I32, _P, _I64, _I32),
-    "cokernel_checked_undefined": (_I32, _P, _P, _I64, _I64, _P, _P, _P),
-    "cokernel_checked_mark_undefined": (None, _P, _P, _I64, _I64, _P, _P, _P),
-    "cokernel_checked_report_undefined": (None, _P, _I32, _I32),
+    "cokernel_checked_undefined": (_I32, _P, _P, _I64, _I64, _P, _P, _P, _I32),
+    "cokernel_checked_mark_undefined": (None, _P, _P, _I64, _I64, _P, _P, _P, _P, _I32),
+    "cokernel_checked_report_undefined": (None, _P, _I32, _I32, _P, _I32),
 }
 ADDRESSES = _runtime.function_addresses()
 CALL = {
@@ -78,8 +78,8 @@ class Core:
 
     # What may suspend.
 
-    def step(self, site=0):
-        if not CALL["step"](self.address, site):
+    def step(self, site=0, about=None):
+        if not CALL["step"](self.address, site, about):
             yield
 
     def poll(self, semaphore, site=0):
@@ -96,11 +96,11 @@ class Core:
             yield
 
     def signal(self, semaphore, value=1, site=0):
-        yield from self.step(site)
+        yield from self.step(site, semaphore)
         CALL["signal"](self.address, semaphore, value, site)
 
     def fetch_and_add(self, address, site=0):
-        yield from self.step(site)
+        yield from self.step(site, address)
         CALL["access"](self.address, site, FETCH_AND_ADD, address, 4, 4)
         cell = _I32.from_address(address)
         cell.value += 1
@@ -134,7 +134,7 @@ class Core:
         ctypes.memset(address, value, size)
         self.access(WRITE, address, size, site, element)
 
-    def undefined(self, address, count=1, site=0, element=4):
+    def undefined(self, address, count=1, site=0, element=4, number=0):
         """Reads elements; returns which of them are undefined, or None."""
         self.read(address, count * element, site, element)
         mask = np.zeros(count, np.uint8)
@@ -147,10 +147,12 @@ class Core:
             extents.ctypes.data,
             strides.ctypes.data,
             mask.ctypes.data,
+            number,
         )
         return mask.tolist() if found else None
 
-    def mark_undefined(self, address, mask, element=4):
+    def mark_undefined(self, address, mask, element=4, numbers=(0,)):
+        reads = np.array(numbers, np.int32)
         mask = np.array(mask, np.uint8)
         extents, strides = _table([len(mask)]), _table([element])
         CALL["mark_undefined"](
@@ -161,7 +163,13 @@ class Core:
             extents.ctypes.data,
             strides.ctypes.data,
             mask.ctypes.data,
+            reads.ctypes.data,
+            len(numbers),
         )
+
+    def report_undefined(self, site=0, use=0, numbers=(0,)):
+        reads = np.array(numbers, np.int32)
+        CALL["report_undefined"](self.address, site, use, reads.ctypes.data, len(numbers))
 
 
 @_RUN

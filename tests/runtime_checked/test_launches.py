@@ -22,7 +22,7 @@ def test_equal_findings_are_one_and_no_more_are_kept_than_asked_for(kernel):
         yield
 
     (finding,) = kernel(body, 2).launch(np.zeros(5, np.int32))["findings"]
-    assert (finding["memory"]["offset"], finding["memory"]["bytes"]) == (0, 20)
+    assert finding["memory"]["parts"] == [(0, 20)]
     assert (finding["occurrences"], finding["count"]) == (5, 5)
     record = kernel(racy, 2, max_findings=2).launch(np.zeros(5, np.int32))
     assert len(record["findings"]) == 2

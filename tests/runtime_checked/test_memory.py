@@ -82,7 +82,7 @@ def test_outputs_that_nobody_wrote_are_told_but_operands_are_not(kernel):
     assert finding["kind"] == "NeverWritten"
     assert finding["first"] is finding["second"] is None
     assert (finding["memory"]["owner"], finding["memory"]["index"]) == ("buffer", 1)
-    assert (finding["memory"]["offset"], finding["memory"]["bytes"]) == (0, 24)
+    assert finding["memory"]["parts"] == [(0, 8), (16, 8)]
     assert finding["count"] == 4
 
 
@@ -100,13 +100,13 @@ def test_an_undefined_value_is_followed_to_the_output(kernel):
     assert (finding["first"]["site"], finding["second"]["site"]) == (1, 3)
     assert finding["second"]["is_dma"]
     assert finding["memory"]["owner"] == "private"
-    assert (finding["memory"]["offset"], finding["memory"]["bytes"]) == (64, 8)
+    assert finding["memory"]["parts"] == [(64, 8)]
 
 
 def test_an_undefined_value_that_decides_is_told_with_its_read(kernel):
     def body(core):
         assert core.undefined(core.scratch + 8, 1, site=1) == [1]
-        CALL["report_undefined"](core.address, 2, 0)
+        core.report_undefined(site=2)
         return
         yield
 
@@ -190,7 +190,7 @@ def test_strided_and_picked_accesses_touch_only_their_elements(kernel):
 
     (finding,) = kernel(body, 3).launch(np.zeros(64, np.int32))["findings"]
     assert sorted((finding["first"]["site"], finding["second"]["site"])) == [1, 3]
-    assert (finding["memory"]["offset"], finding["memory"]["bytes"]) == (132, 4)
+    assert finding["memory"]["parts"] == [(132, 4)]
 
 
 def test_a_bad_index_is_the_failure_of_the_launch(kernel):
@@ -203,3 +203,73 @@ def test_a_bad_index_is_the_failure_of_the_launch(kernel):
     failure = made.launch()["failure"]
     assert (failure["kind"], failure["site"], failure["index"]) == ("OutOfBounds", 12, 1)
     assert (failure["start"], failure["size"], failure["extent"]) == (90, 20, 100)
+
+
+def test_outputs_that_nobody_wrote_count_once_under_many_schedules(kernel):
+    def body(core):
+        core.write(core.buffer(0), 8)
+        return
+        yield
+
+    made = kernel(body, outputs=[(0, 4)], schedules=5)
+    (finding,) = made.launch(np.zeros(6, np.int32))["findings"]
+    assert finding["memory"]["parts"] == [(8, 16)]
+    assert (finding["count"], finding["occurrences"]) == (4, 5)
+
+
+def test_a_finding_names_only_bytes_that_its_cores_have_touched(kernel):
+    def body(core):
+        # Neighbours collide in one element each, and none touches what lies between.
+        base = core.buffer(0)
+        core.write(base + 32 * core.index, 4, site=1)
+        if core.index + 1 < 4:
+            core.write(base + 32 * (core.index + 1), 4, site=1)
+        return
+        yield
+
+    (finding,) = kernel(body, 4).launch(np.zeros(64, np.int32))["findings"]
+    ((begin, size),) = finding["memory"]["parts"]
+    pair = {finding["first"]["index"], finding["second"]["index"]}
+    assert (begin, size) == (32 * max(pair), 4)
+    others = [{party["index"] for party in parties} for parties in finding["also"]]
+    assert sorted(map(sorted, [pair, *others])) == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_an_undefined_value_is_told_with_its_own_read_and_elements(kernel):
+    def body(core):
+        core.write(core.scratch + 4, 4)
+        assert core.undefined(core.scratch, 3, site=1, number=0) == [1, 0, 1]
+        # Read later, and of no consequence.
+        core.undefined(core.scratch + 64, 4, site=2, number=1)
+        core.report_undefined(site=3, numbers=[0])
+        return
+        yield
+
+    (finding,) = kernel(body).launch()["findings"]
+    assert (finding["first"]["site"], finding["second"]["site"]) == (1, 3)
+    assert finding["memory"]["parts"] == [(64, 4), (72, 4)]
+
+
+def test_different_findings_beyond_the_limit_are_counted_once(kernel):
+    def body(core):
+        for site in range(4):
+            for _ in range(2):
+                core.undefined(core.scratch, 1, site=site, number=site)
+                core.report_undefined(site=site, numbers=[site])
+        return
+        yield
+
+    record = kernel(body, max_findings=1, schedules=3).launch()
+    assert (len(record["findings"]), record["dropped"]) == (1, 3)
+
+
+def test_what_ends_a_launch_is_told_beyond_the_limit(kernel):
+    def body(core):
+        core.undefined(core.scratch, 1, site=1)
+        core.report_undefined(site=2)
+        while (yield from core.poll(core.semaphore(), site=3)) == 0:
+            pass
+
+    record = kernel(body, max_findings=1).launch()
+    assert kinds(record) == ["Livelock", "UninitialisedRead"]
+    assert not record["is_complete"]

@@ -67,7 +67,7 @@ def test_unordered_accesses_are_a_race_under_every_schedule(kernel, strategy):
         assert parties == [(11, 0, "write"), (22, 1, "read")]
         memory = finding["memory"]
         assert (memory["owner"], memory["index"]) == ("buffer", 0)
-        assert (memory["offset"], memory["bytes"], finding["count"]) == (20, 4, 1)
+        assert (memory["parts"], finding["count"]) == ([(20, 4)], 1)
 
 
 def test_a_copy_may_take_effect_at_any_moment_until_it_is_waited_for(kernel):
@@ -111,7 +111,7 @@ def test_touching_either_side_of_a_copy_before_its_wait_is_a_race(kernel, strate
         assert [party["site"] for party in parties] == [6, 5]
         assert parties[1]["dma_site"] == 5
         assert parties[1]["access"] == ("copy reads" if is_source else "copy writes")
-        assert (finding["memory"]["offset"], finding["memory"]["bytes"]) == (8, 4)
+        assert finding["memory"]["parts"] == [(8, 4)]
 
 
 def test_the_source_may_change_once_it_has_left_but_the_target_is_not_there_yet(kernel):
@@ -309,6 +309,8 @@ def test_polling_in_vain_is_a_livelock_and_not_a_hang(kernel, strategy):
     (finding,) = record["findings"]
     assert finding["kind"] == "Livelock"
     assert (finding["first"]["site"], finding["second"]["site"]) == (3, 3)
+    assert sorted(look["semaphore"]["index"] for look in finding["polled"]) == [0, 1]
+    assert not record["is_complete"]
     assert finding["pollers"] == 2
     assert "has ended kernel 'kernel'" in made.error
 

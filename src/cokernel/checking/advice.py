@@ -40,6 +40,17 @@ def advise(raw: Mapping[str, Any], parties: "Sequence[Party]", name: str) -> Ite
             yield "prefer semaphore_wait to polling: a deadlock then says who is missing"
 
 
+def advise_failure(kind: str, name: str) -> Iterator[str]:
+    """Yields what to do about a failure of some kind that ended a launch, at a Ref or semaphore."""
+    match kind:
+        case "OutOfBounds":
+            yield f"compare the index and the size of the slice with the shape of {name!r}"
+            yield "look at the last window, and at the trip count of the loop around it"
+        case "TimeLimit":
+            yield "look at where the cores are: a loop there does not end, or takes too long"
+            yield "a kernel that needs longer is given a larger time_limit_s"
+
+
 def _race(parties: "Sequence[Party]", name: str) -> Iterator[str]:
     one, other = parties
     copies = [party for party in parties if party.is_dma]

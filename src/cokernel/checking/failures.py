@@ -3,8 +3,49 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cokernel.checking.deadlock import describe_deadlock, state_of
+from cokernel.checking.deadlock import describe_deadlock, group_blocked, state_of
+from cokernel.checking.findings import Party, party_at
 from cokernel.checking.places import Places, where_and_code
+
+# What the core did that ended a launch.
+_ACTIONS = {
+    "OutOfBounds": "asks for what is not there",
+    "Check": "fails a check",
+    "Callback": "calls what raised",
+}
+
+
+def failed_parties(failure: Mapping[str, Any], places: Places) -> tuple[Party, ...]:
+    """Who is involved in a failure: the core that failed, or those that were blocked when the
+    launch ended, equal ones together.
+    """
+    if failure.get("program") is not None:
+        core = places.core(failure["program"], failure["coordinates"])
+        action = _ACTIONS.get(failure["kind"], "fails")
+        return (party_at(places.site(failure.get("site")), failure["program_name"], core, action),)
+    blocked = [
+        core for core in failure.get("cores", ()) if core["state"] in ("semaphore", "barrier")
+    ]
+    return tuple(
+        party_at(
+            group.site,
+            group.name,
+            places.cores(group.program, [core["coordinates"] for core in group.cores]),
+            "waits in" if group.is_barrier else "waits for",
+            name=group.short.strip("'"),
+        )
+        for group in group_blocked(blocked, places)
+    )
+
+
+def failed_indices(failure: Mapping[str, Any], site: Mapping[str, Any] | None) -> str:
+    """The elements that a bad index asks for, as in "[:, 90:110]"; "" for other failures."""
+    if failure["kind"] != "OutOfBounds":
+        return ""
+    dimension, start, size = failure["dimension"], failure["start"], failure["size"]
+    rank = max((site or {}).get("rank", 0), dimension + 1)
+    asked = str(start) if size == 1 else f"{start}:{start + size}"
+    return f"[{', '.join(asked if axis == dimension else ':' for axis in range(rank))}]"
 
 
 def describe(

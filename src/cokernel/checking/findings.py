@@ -1,11 +1,11 @@
 """Findings of checked mode: what is wrong, who did it, on which lines, and what to do."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cokernel.checking.advice import advise
+from cokernel.checking.elements import Elements, elements_of
 from cokernel.checking.places import Places, code, where
 from cokernel.checking.schedules import Schedule
 
@@ -15,6 +15,10 @@ KINDS = (
     "Livelock",
     "OutOfBounds",
     "Check",
+    "Callback",
+    "TimeLimit",
+    "Interrupted",
+    "Internal",
     "Race",
     "UninitialisedRead",
     "NeverWritten",
@@ -26,6 +30,15 @@ KINDS = (
     "SemaphoreOverflow",
     "ChipLimit",
 )
+
+
+# Their details say who does what, group by group, and more about each than a party holds.
+TOLD_IN_DETAILS = ("Deadlock", "TimeLimit", "Interrupted")
+
+_IN_ANY_ORDER = ("Race", "Deadlock", "Livelock")
+
+# A text names so many of the other cores that did the same.
+OTHERS_NAMED = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +86,15 @@ class Finding:
       sentence: what is wrong, in one sentence.
       parties: who is involved, the one that met the fault first.
       name: the Ref or semaphore it is about.
-      indices: for each dimension of the Ref the first and last index, as in "[0:16, 3]"; "" where
-        elements are not what it is about.
+      indices: which elements of the Ref it is about, as in "[0:16, 3]"; "" where elements are not
+        what it is about.
       advice: what to do.
       replay: the string that replays the schedule which showed it; None where every schedule does.
       occurrences: how often it was met.
       details: further lines of text, such as what each core waits for.
+      memory: the elements, under the schedule that `replay` names: those that `parties` have
+        touched and no others. None where elements are not what it is about.
+      also: the other cores between which the same was met, as many as there are parties.
     """
 
     kind: str
@@ -90,16 +106,23 @@ class Finding:
     replay: str | None
     occurrences: int = 1
     details: tuple[str, ...] = ()
+    memory: Elements | None = None
+    also: tuple[tuple[str, ...], ...] = ()
 
     @property
     def identity(self) -> tuple[Any, ...]:
         """Equal for findings that are the same mistake: same kind, lines, programs and name."""
-        lines = tuple((p.program, p.action, p.is_dma, p.file, p.line) for p in self.parties)
-        return (self.kind, self.name, lines)
+        lines = [(p.program, p.action, p.is_dma, p.file or "", p.line or 0) for p in self.parties]
+        if self.kind in _IN_ANY_ORDER:
+            # Who came first is up to the schedule.
+            lines = sorted(set(lines))
+        return (self.kind, self.name, tuple(lines))
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for JSON."""
-        return dataclasses.asdict(self)
+        memory = None if self.memory is None else self.memory.to_dict()
+        plain = dataclasses.asdict(dataclasses.replace(self, memory=None))
+        return {**plain, "memory": memory}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Finding":
@@ -108,14 +131,31 @@ class Finding:
             Party(**{**party, "callers": tuple(party["callers"])}) for party in plain["parties"]
         )
         tuples = {name: tuple(plain[name]) for name in ("advice", "details")}
-        return cls(**{**plain, **tuples, "parties": parties})
+        also = tuple(map(tuple, plain["also"]))
+        memory = None if plain["memory"] is None else Elements.from_dict(plain["memory"])
+        changes = {**tuples, "parties": parties, "also": also, "memory": memory}
+        return cls(**{**plain, **changes})
+
+    @property
+    def told_parties(self) -> tuple[Party, ...]:
+        """Those that a text lists, because its details do not."""
+        return () if self.kind in TOLD_IN_DETAILS else self.parties
+
+    def others(self) -> str:
+        """Words that name the other cores that did the same; "" if there are none."""
+        if not self.also:
+            return ""
+        named = [" and ".join(cores) for cores in self.also[:OTHERS_NAMED]]
+        if len(self.also) > OTHERS_NAMED:
+            named.append("others")
+        return f", also with {'; '.join(named)}"
 
     def text(self) -> str:
         """The finding as lines of text."""
         lines = [f"{self.kind}: {self.sentence}"]
         if self.occurrences > 1:
-            lines.append(f"  met {self.occurrences} times")
-        for party in self.parties:
+            lines.append(f"  met {self.occurrences} times{self.others()}")
+        for party in self.told_parties:
             lines.append(f"  {party.who} {party.action}".rstrip())
             lines.append(f"    at {_where(party)}")
             if party.code:
@@ -162,33 +202,66 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
       raw: one of the record's "findings".
       places: the names of the kernel's sites, cores and memory.
     """
-    parties = tuple(
-        party_of(raw[key], places) for key in ("first", "second") if raw.get(key) is not None
-    )
-    name, indices = _memory(raw, parties, places)
+    looks = raw.get("polled", ())
+    told = [look["party"] for look in looks] or [raw.get("first"), raw.get("second")]
+    parties = tuple(party_of(party, places) for party in told if party is not None)
+    name, indices, memory = _what(raw, parties, places)
+    # A core may poll several things.
+    whats = [
+        "".join(_what(look, [party], places)[:2])
+        for look, party in zip(looks, parties, strict=False)
+    ]
     schedule = raw.get("schedule")
     return Finding(
         kind=raw["kind"],
-        sentence=SENTENCES[raw["kind"]](raw, parties, f"{name}{indices}"),
+        sentence=SENTENCES[raw["kind"]](
+            raw, parties, " and ".join(dict.fromkeys(whats)) or f"{name}{indices}"
+        ),
         parties=parties,
         name=name,
         indices=indices,
         advice=tuple(advise(raw, parties, name)),
         replay=replay_text(schedule) if schedule is not None else None,
         occurrences=raw.get("occurrences", 1),
+        memory=memory,
+        also=tuple(
+            tuple(places.core(party["program"], party["coordinates"]) for party in others)
+            for others in raw.get("also", ())
+        ),
     )
 
 
 def party_of(raw: Mapping[str, Any], places: Places) -> Party:
     """Names one of the parties of a finding."""
-    site = places.site(raw.get("dma_site" if raw.get("is_dma") else "site")) or {}
-    own = places.site(raw.get("site")) or site
-    return Party(
-        program=raw["program_name"],
-        core=places.core(raw["program"], raw["coordinates"]),
-        action=ACTIONS.get(raw["access"], raw["access"]),
+    site = places.site(raw.get("dma_site" if raw.get("is_dma") else "site"))
+    own = places.site(raw.get("site")) or site or {}
+    return party_at(
+        site,
+        raw["program_name"],
+        places.core(raw["program"], raw["coordinates"]),
+        ACTIONS.get(raw["access"], raw["access"]),
         is_dma=bool(raw.get("is_dma")),
-        name=own.get("name") or site.get("name") or "",
+        name=own.get("name") or "",
+    )
+
+
+def party_at(
+    site: Mapping[str, Any] | None,
+    program: str,
+    core: str,
+    action: str,
+    *,
+    is_dma: bool = False,
+    name: str = "",
+) -> Party:
+    """A party whose operation is at a site; None for a place that is not known."""
+    site = site or {}
+    return Party(
+        program=program,
+        core=core,
+        action=action,
+        is_dma=is_dma,
+        name=name or site.get("name") or "",
         operation=site.get("operation") or "",
         file=site.get("file"),
         line=site.get("line"),
@@ -209,47 +282,22 @@ def replay_text(schedule: Mapping[str, Any]) -> str:
     ).to_text()
 
 
-def _memory(raw: Mapping[str, Any], parties: Sequence[Party], places: Places) -> tuple[str, str]:
-    """The Ref that a finding is about, and the part of it."""
+def _what(
+    raw: Mapping[str, Any], parties: Sequence[Party], places: Places
+) -> tuple[str, str, Elements | None]:
+    """The Ref or semaphore that a finding is about, and which elements, in words and as data."""
     fallback = next((party.name for party in parties if party.name), "a Ref")
     memory = raw.get("memory")
     if memory is None:
         semaphore = raw.get("semaphore")
         place = places.semaphore(semaphore) if semaphore is not None else None
-        return (place.element if place is not None else fallback), ""
+        return (place.element if place is not None else fallback), "", None
     ref = places.ref(memory, [party.name for party in parties])
     if ref is None:
-        return fallback, f" ({memory['bytes']} bytes)"
-    inside = memory["offset"] - ref["offset"]
-    return ref["name"], index_range(ref["shape"], ref["itemsize"], inside, memory["bytes"])
-
-
-def index_range(shape: Sequence[int], itemsize: int, offset: int, size: int) -> str:
-    """The smallest box of a row-major array that holds some of its bytes, as in "[2, 0:16]".
-
-    Args:
-      shape: of the array.
-      itemsize: bytes of one element.
-      offset: the first byte, from the start of the array.
-      size: how many bytes.
-    """
-    if not shape:
-        return ""
-    first = offset // itemsize
-    last = (offset + max(size, 1) - 1) // itemsize
-    parts = []
-    rest = math.prod(shape)
-    for extent in shape:
-        rest //= extent or 1
-        low, high = first // rest, last // rest
-        if low == high:
-            parts.append(str(low))
-            first, last = first - low * rest, last - high * rest
-        else:
-            parts.append(f"{low}:{high + 1}")
-            # Below a range that spans several, everything may be touched.
-            first, last = 0, rest - 1
-    return f"[{', '.join(parts)}]"
+        size = sum(length for _, length in memory["parts"])
+        return fallback, f" ({size} bytes)", None
+    elements = elements_of(ref, memory)
+    return ref["name"], elements.text, elements
 
 
 def _race(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
@@ -307,7 +355,8 @@ def _too_large(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> s
 def _never_written(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
     count = raw.get("count", 0)
     elements = "element has" if count == 1 else "elements have"
-    return f"output {what}: {count} {elements} never been written"
+    least = "at least " if (raw.get("memory") or {}).get("is_cut_off") else ""
+    return f"output {what}: {least}{count} {elements} never been written"
 
 
 def _underflow(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
@@ -323,7 +372,7 @@ def _overflow(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> st
 
 def _livelock(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
     return (
-        f"{parties[0].who} polls {what!r} and can make no progress: every core that has not "
+        f"{parties[0].who} polls {what} and can make no progress: every core that has not "
         "finished only polls, and nobody is left who could change what is polled"
     )
 

@@ -7,10 +7,20 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cokernel.checking.failures import describe
-from cokernel.checking.findings import KINDS, Finding, finding_of, replay_text
+from cokernel.checking.advice import advise_failure
+from cokernel.checking.failures import describe, failed_indices, failed_parties
+from cokernel.checking.findings import (
+    KINDS,
+    TOLD_IN_DETAILS,
+    Finding,
+    finding_of,
+    replay_text,
+)
 from cokernel.checking.options import Checked
-from cokernel.checking.places import Places
+from cokernel.checking.places import Places, where_and_code
+
+# What stands above the advice in the text of a deadlock.
+ADVICE = "What to do:"
 
 
 class CheckWarning(UserWarning):
@@ -140,17 +150,28 @@ def _failure_finding(
     """The finding that a failure is which ended the launch."""
     headline, *rest = describe(failure, places.sites, places.memory).splitlines()
     kind, _, sentence = headline.partition(": ")
+    parties = failed_parties(failure, places)
     site = places.site(failure.get("site"))
+    advice = list(advise_failure(kind, (site or {}).get("name") or "the Ref"))
+    if ADVICE in rest:
+        # A deadlock's text ends with its own.
+        at = rest.index(ADVICE)
+        rest, advice = rest[:at], [line.strip().removeprefix("- ") for line in rest[at + 1 :]]
+    if kind not in TOLD_IN_DETAILS:
+        told = where_and_code(site, "  ")
+        rest = [line for line in rest if line not in told]
+    while rest and not rest[-1]:
+        rest.pop()
     schedule = failure.get("schedule") or record.get("schedule")
     return Finding(
         kind=kind,
         sentence=sentence,
-        parties=(),
-        name=(site or {}).get("name", ""),
-        indices="",
-        advice=(),
+        parties=parties,
+        name=next((party.name for party in parties if party.name), ""),
+        indices=failed_indices(failure, site),
+        advice=tuple(advice),
         replay=replay_text(schedule) if schedule else None,
-        details=tuple(rest),
+        details=tuple(line.removeprefix("  ") if kind != "Deadlock" else line for line in rest),
     )
 
 
@@ -158,18 +179,29 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings in the order of `KINDS`, equal ones counted instead of repeated."""
     by_identity: dict[Any, Finding] = {}
     for finding in findings:
-        # What ended a launch names its cores in the details, where it has no parties.
         key = (*finding.identity, finding.sentence if not finding.parties else "")
         known = by_identity.get(key)
         by_identity[key] = (
             finding
             if known is None
-            else dataclasses.replace(known, occurrences=known.occurrences + finding.occurrences)
+            else dataclasses.replace(
+                known,
+                occurrences=known.occurrences + finding.occurrences,
+                also=_others(known, finding),
+            )
         )
     order = {kind: number for number, kind in enumerate(KINDS)}
     return tuple(
         sorted(by_identity.values(), key=lambda finding: order.get(finding.kind, len(KINDS)))
     )
+
+
+def _others(known: Finding, finding: Finding) -> tuple[tuple[str, ...], ...]:
+    """The cores beside those of a known finding that an equal one was met with as well."""
+    own = tuple(party.core for party in known.parties)
+    new = tuple(party.core for party in finding.parties)
+    met = dict.fromkeys([*known.also, new, *finding.also])
+    return tuple(cores for cores in met if cores and sorted(cores) != sorted(own))
 
 
 def combined(reports: Sequence[Report]) -> Report:
@@ -256,14 +288,16 @@ def finish_launch(
     """Makes and keeps the report of a launch; the runtime calls this at its end.
 
     Returns:
-      The text of the error that the launch raises, "" if it raises none.
+      The text of the error that the launch raises, "" if it raises none. A launch that did not
+      come to its end has no results, so it raises whatever the options say.
     """
     places = Places(sites, memory)
     if options.chip_limits == "warn":
         notes, chip = [*notes, *map(_as_note, chip)], ()
     report = report_of(record, places, not_checked=not_checked, chip=chip, notes=notes)
     is_heard = _reports.add(report, record)
-    if record.get("failure") is None and (options.on_finding == "warn" or not report.findings):
+    has_ended = record.get("failure") is not None or not record.get("is_complete", True)
+    if not has_ended and (options.on_finding == "warn" or not (report.findings or report.dropped)):
         if not is_heard and (report.findings or report.not_checked or report.notes):
             warnings.warn(str(report), CheckWarning, stacklevel=2)
         return ""

@@ -31,13 +31,14 @@ def _panel(finding: "Finding") -> Any:
     from rich.text import Text
 
     parts: list[Any] = [Text(finding.sentence)]
-    for party in finding.parties:
+    for party in finding.told_parties:
         parts += _party(party)
     parts += [Text(line, "dim") for line in finding.details]
     parts += [Text.assemble(("-> ", "green"), item) for item in finding.advice]
     if finding.replay is not None:
         parts.append(Text(f'replay: cokernel.Checked(replay="{finding.replay}")', "dim"))
-    times = f" (met {finding.occurrences} times)" if finding.occurrences > 1 else ""
+    times = f" (met {finding.occurrences} times{finding.others()})"
+    times = times if finding.occurrences > 1 else ""
     return Panel(
         Group(*parts),
         title=Text(f"{finding.kind}{times}", "bold red"),

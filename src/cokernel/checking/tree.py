@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What an agent does next: its number, the operation, and the object that it touches (-1: several,
-# or not known).
-Step = tuple[int, str, int]
+# What an agent does next: its number, the operation, the objects that it touches (none: they are not
+# known), and the core that it is, or that has started it.
+Step = tuple[int, str, tuple[int, ...], int]
 
 
 @dataclasses.dataclass
@@ -74,7 +74,7 @@ class ChoiceTree:
         """
         met = zip(schedule["choices"], schedule["candidates"], schedule["continuing"], strict=True)
         for depth, (choice, candidates, continues) in enumerate(met):
-            steps = [tuple(step) for step in candidates]
+            steps = list(candidates)
             if depth < len(self._path):
                 self._check_repeats(depth, choice, steps)
                 continue
@@ -117,4 +117,7 @@ class ChoiceTree:
 
 def _are_independent(one: Step, other: Step) -> bool:
     """Whether two steps have the same effect in either order."""
-    return one[0] != other[0] and -1 not in (one[2], other[2]) and one[2] != other[2]
+    _, _, objects, core = one
+    _, _, others, other_core = other
+    are_known = bool(objects and others)
+    return core != other_core and are_known and not set(objects) & set(others)

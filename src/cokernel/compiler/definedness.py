@@ -11,7 +11,7 @@ that this module has no rule for.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -48,7 +48,7 @@ def with_definedness(jaxpr: Any, defined: Sequence[bool]) -> Any:
     whether it is a Ref (or a value) that never holds undefined elements.
     """
     known = {variable for variable, is_known in zip(jaxpr.invars, defined, strict=True) if is_known}
-    scope = Scope({}, known)
+    scope = Scope({}, known, Origins())
     scope.rewrite(jaxpr)
     return jaxpr.replace(eqns=scope.eqns)
 
@@ -100,11 +100,38 @@ class Groups:
         return found
 
 
+class Origins:
+    """Which reads the masks of a program come from, so that a report names the right one. Reads
+    are numbered in the order in which they are met.
+    """
+
+    def __init__(self) -> None:
+        self._reads: dict[Any, frozenset[int]] = {}
+        # By identity, with the equation itself so that the identity stays its own: the body of a
+        # loop is rewritten more than once.
+        self._numbers: dict[int, tuple[int, Any]] = {}
+
+    def number(self, eqn: Any) -> int:
+        """The number of the read that an equation is."""
+        return self._numbers.setdefault(id(eqn), (len(self._numbers), eqn))[0]
+
+    def of(self, masks: Iterable[Mask]) -> frozenset[int]:
+        """The reads that some masks come from."""
+        return frozenset().union(*(self._reads.get(mask, ()) for mask in masks))
+
+    def add(self, mask: Any, reads: Iterable[int]) -> bool:
+        """Says that a mask comes from some reads, besides those known; whether that is new."""
+        before = self._reads.get(mask, frozenset())
+        self._reads[mask] = before.union(reads)
+        return self._reads[mask] != before
+
+
 class Scope:
     """One jaxpr while it is rewritten."""
 
-    def __init__(self, masks: dict[Any, Any], defined: set[Any]):
+    def __init__(self, masks: dict[Any, Any], defined: set[Any], origins: Origins):
         self.masks = masks
+        self.origins = origins
         # Refs that never hold undefined elements.
         self.defined = defined
         self.eqns: list[Any] = []
@@ -202,6 +229,7 @@ class Scope:
         body = without_lines(jax.make_jaxpr(function)(*avals))
         result = _jax.Var(bools(shape))
         self.emit(eqn, _jax.closed_call_p, operands, [result], {"call_jaxpr": body})
+        self.origins.add(result, self.origins.of(operands))
         return result
 
     def report(self, eqn: Any, atoms: Sequence[Any], use: int) -> None:
@@ -212,16 +240,26 @@ class Scope:
         """The same of masks."""
         known = [mask for mask in masks if mask is not None]
         if known:
-            params = {"use": use, "operation": eqn.primitive.name}
+            params = {"use": use, "operation": eqn.primitive.name, "reads": self.reads(known)}
             self.emit(eqn, report_undefined_p, known, [], params)
+
+    def reads(self, masks: Sequence[Any]) -> tuple[int, ...]:
+        """The numbers of the reads that masks come from."""
+        return tuple(sorted(self.origins.of(masks)))
 
     # Jaxprs inside equations.
 
     def inside(
-        self, jaxpr: Any, inputs: Sequence[Any], operands: Sequence[Any], masked: Sequence[bool]
+        self,
+        jaxpr: Any,
+        inputs: Sequence[Any],
+        operands: Sequence[Any],
+        masked: Sequence[bool],
+        more: Sequence[Iterable[int]] | None = None,
     ) -> "Inner":
         """Rewrites a jaxpr whose `inputs` stand for `operands` of this one (None for what only the
-        inside has); those marked in `masked` get masks.
+        inside has); those marked in `masked` get masks. `more` are reads, besides those of the
+        operand, that the mask of each input may come from.
         """
         masks = {
             variable: _jax.Var(bools(variable.aval.shape))
@@ -233,7 +271,13 @@ class Scope:
             for variable, atom in zip(inputs, operands, strict=True)
             if atom is not None and not isinstance(atom, _jax.Literal) and atom in self.defined
         }
-        scope = Scope(dict(masks), known)
+        for variable, atom in zip(inputs, operands, strict=True):
+            if variable in masks and atom is not None:
+                self.origins.add(masks[variable], self.origins.of([self.mask(atom)]))
+        for variable, reads in zip(inputs, more or [()] * len(inputs), strict=True):
+            if variable in masks:
+                self.origins.add(masks[variable], reads)
+        scope = Scope(dict(masks), known, self.origins)
         results = scope.rewrite(jaxpr)
         return Inner(jaxpr, scope, list(masks.values()), results)
 

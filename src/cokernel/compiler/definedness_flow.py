@@ -28,12 +28,19 @@ def _masks(scope: Scope, atoms: Sequence[Any], wanted: Sequence[bool]) -> list[A
     return [scope.filled(atom) for atom, is_wanted in zip(atoms, wanted, strict=True) if is_wanted]
 
 
-def _results(scope: Scope, eqn: Any, wanted: Sequence[bool]) -> tuple[list[Any], list[Mask]]:
-    """Variables for the masks of the results that are wanted, and the masks of all results."""
+def _results(
+    scope: Scope, eqn: Any, wanted: Sequence[bool], *sources: Sequence[Mask]
+) -> tuple[list[Any], list[Mask]]:
+    """Variables for the masks of the results that are wanted, and the masks of all results. For
+    each result `sources` have the masks that its own may come from.
+    """
     masks: list[Mask] = [
         _jax.Var(bools(variable.aval.shape)) if is_wanted else None
         for variable, is_wanted in zip(eqn.outvars, wanted, strict=True)
     ]
+    for mask, *inside in zip(masks, *sources, strict=True):
+        if mask is not None:
+            scope.origins.add(mask, scope.origins.of(inside))
     return [mask for mask in masks if mask is not None], masks
 
 
@@ -64,7 +71,7 @@ def _call(scope: Scope, eqn: Any) -> list[Mask]:
     flags = _flags(scope, eqn.invars)
     inner = scope.inside(jaxpr, jaxpr.invars, eqn.invars, flags)
     wanted = [mask is not None for mask in inner.results]
-    variables, masks = _results(scope, eqn, wanted)
+    variables, masks = _results(scope, eqn, wanted, inner.results)
     body = inner.build([*jaxpr.invars, *inner.inputs], [*jaxpr.outvars, *inner.outvars(wanted)])
     _replaced(
         scope,
@@ -85,7 +92,7 @@ def _cond(scope: Scope, eqn: Any) -> list[Mask]:
         scope.inside(branch, branch.invars, operands, flags) for branch in eqn.params["branches"]
     ]
     wanted = [any(masks) for masks in zip(*(_have(inner) for inner in inners), strict=True)]
-    variables, masks = _results(scope, eqn, wanted)
+    variables, masks = _results(scope, eqn, wanted, *(inner.results for inner in inners))
     branches = tuple(
         inner.build(
             [*inner.jaxpr.invars, *inner.inputs], [*inner.jaxpr.outvars, *inner.outvars(wanted)]
@@ -118,14 +125,16 @@ def _carried(
     the positions of the carried values among its inputs, and they come first in its results.
     """
     known = list(flags)
+    reads: list[frozenset[int]] = [frozenset()] * len(known)
     while True:
-        inner = scope.inside(jaxpr, inputs, operands, known)
-        following = list(known)
+        inner = scope.inside(jaxpr, inputs, operands, known, reads)
+        following, more = list(known), list(reads)
         for number, position in enumerate(carry):
             following[position] = known[position] or inner.results[number] is not None
-        if following == known:
+            more[position] = reads[position] | scope.origins.of([inner.results[number]])
+        if following == known and more == reads:
             return inner, known
-        known = following
+        known, reads = following, more
 
 
 @rule(_jax.scan_p)
@@ -152,7 +161,8 @@ def _scan(scope: Scope, eqn: Any) -> list[Mask]:
         sizes.append(len(variables) + len(inside))
     count = len(carry_out)
     wanted = [*flags[first:behind], *(mask is not None for mask in inner.results[count:])]
-    variables, masks = _results(scope, eqn, wanted)
+    carried_in = [*map(scope.mask, initial), *[None] * (len(wanted) - count)]
+    variables, masks = _results(scope, eqn, wanted, inner.results, carried_in)
     masks_out = inner.outvars(wanted)
     carried = sum(wanted[:count])
     body_outvars = [
@@ -201,9 +211,17 @@ def _while(scope: Scope, eqn: Any) -> list[Mask]:
     )
     carry_flags = flags[body_count:]
     cond_flags = [*_flags(scope, cond_consts), *carry_flags]
-    test = scope.inside(condition, condition.invars, [*cond_consts, *initial], cond_flags)
+    carried_reads = [scope.origins.of([mask]) for mask in inner.results]
+    test = scope.inside(
+        condition,
+        condition.invars,
+        [*cond_consts, *initial],
+        cond_flags,
+        [*[frozenset[int]()] * cond_count, *carried_reads],
+    )
     test.scope.report(eqn, condition.outvars, BRANCH)
-    variables, masks = _results(scope, eqn, carry_flags)
+    carried_in = [scope.mask(atom) for atom in initial]
+    variables, masks = _results(scope, eqn, carry_flags, inner.results, carried_in)
     condition_masks = sum(cond_flags[:cond_count])
     new_condition = test.build(
         [
@@ -254,7 +272,7 @@ def _run_scoped(scope: Scope, eqn: Any) -> list[Mask]:
     operands = [*eqn.invars, *[None] * len(body.invars)]
     inner = scope.inside(body, [*body.constvars, *body.invars], operands, flags)
     wanted = _have(inner)
-    variables, masks = _results(scope, eqn, wanted)
+    variables, masks = _results(scope, eqn, wanted, inner.results)
     new_body = inner.build(
         body.invars,
         [*body.outvars, *inner.outvars(wanted)],
@@ -296,7 +314,8 @@ def _parallel_loop(scope: Scope, eqn: Any) -> list[Mask]:
         ],
         [*body.outvars, *inner.outvars(carry_flags)],
     )
-    variables, masks = _results(scope, eqn, carry_flags)
+    carried_in = [scope.mask(atom) for atom in initial]
+    variables, masks = _results(scope, eqn, carry_flags, inner.results, carried_in)
     invars, tree = jax.tree.flatten(
         (
             lower,

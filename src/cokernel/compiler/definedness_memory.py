@@ -35,7 +35,9 @@ def _undefined(scope: Scope, eqn: Any, form: str, selection: Any, shape: Sequenc
         return None
     leaves, tree = jax.tree.flatten(selection)
     result = _jax.Var(bools(shape))
-    params = {"form": form, "tree": tree, "operation": eqn.primitive.name}
+    number = scope.origins.number(eqn)
+    params = {"form": form, "tree": tree, "operation": eqn.primitive.name, "read": number}
+    scope.origins.add(result, [number])
     scope.emit(eqn, undefined_p, leaves, [result], params)
     return result
 
@@ -45,7 +47,12 @@ def _mark(scope: Scope, eqn: Any, form: str, selection: Any, mask: Mask) -> None
     if mask is None:
         return
     leaves, tree = jax.tree.flatten((selection, mask))
-    params = {"form": form, "tree": tree, "operation": eqn.primitive.name}
+    params = {
+        "form": form,
+        "tree": tree,
+        "operation": eqn.primitive.name,
+        "reads": scope.reads([mask]),
+    }
     scope.emit(eqn, mark_undefined_p, leaves, [], params)
 
 

@@ -435,9 +435,12 @@ def _semaphore_kind(ref: "RefValue", starts_at_zero: bool) -> int:
 # Synchronisation.
 
 
-def step(context: "Context", site: ir.Constant) -> None:
-    """Lets others go first: what follows may be seen by them, so its place in the order matters."""
+def step(context: "Context", site: ir.Constant, about: ir.Value | None = None) -> None:
+    """Lets others go first: what follows may be seen by them, so its place in the order matters.
+    `about` is the address of what they see, None if it is the core's own affair.
+    """
     function = context.function
+    touched = ir.Constant(pointer, None) if about is None else about
     function.suspend_unless(
-        lambda: function.call_external("cokernel_checked_step", i32, [function.core, site])
+        lambda: function.call_external("cokernel_checked_step", i32, [function.core, site, touched])
     )

@@ -19,6 +19,7 @@ from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.memory import Allocation
 from cokernel.compiler.ops import copies
 from cokernel.compiler.ops.copies import Block, MoveRun, Picks, Side
+from cokernel.compiler.ops.definedness import AT_ONCE, read_numbers
 from cokernel.compiler.ops.sync import SemaphoreAt
 from cokernel.compiler.probes import Access, is_probed, probe_block, probe_run, table
 
@@ -357,11 +358,17 @@ def _report_undefined_indices(
             table(context, extents),
             table(context, pick.strides),
             ir.Constant(pointer, None),
+            ir.Constant(i32, AT_ONCE),
         ],
     )
     with builder.if_then(builder.icmp_signed("!=", found, ir.Constant(i32, 0)), likely=False):
         function.call_external(
             "cokernel_checked_report_undefined",
             void,
-            [function.core, site, ir.Constant(i32, USED_AS_INDEX)],
+            [
+                function.core,
+                site,
+                ir.Constant(i32, USED_AS_INDEX),
+                *read_numbers(function, (AT_ONCE,)),
+            ],
         )

@@ -27,6 +27,11 @@ from cokernel.compiler.values import Buffer, Value, is_small, make_packed, pack
 
 _BOOL = np.dtype(np.bool_)
 
+# The number of reads whose values are put to use at once, and in no other place.
+AT_ONCE = -1
+# A report looks for its read among so many; where more could be meant it tells the last one.
+MOST_READS = 64
+
 
 def _view(context: Context, ref: Any, transforms: Sequence[Any], operation: str) -> View:
     return resolve(context, ref, transforms, operation, access=Access.NONE)
@@ -40,13 +45,13 @@ def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
     if eqn.params["form"] == "view":
         ref, transforms = selection
         view = _view(context, ref, transforms, operation)
-        return _settled(context, _mask_of_view(context, view, shape))
+        return _settled(context, _mask_of_view(context, view, shape, eqn.params["read"]))
     target = nests.dense_buffer(context, shape, _BOOL)
     nests.fill_zero(context, target.address, target.size)
 
     def ask(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
         function = context.function
-        found = _ask_one(function, address, itemsize)
+        found = _ask_one(function, address, itemsize, eqn.params["read"])
         place = inside.element_address(function, list(index))
         function.builder.store(function.builder.trunc(found, i8), place, align=1)
 
@@ -57,16 +62,16 @@ def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
 @checked_rule(mark_undefined_p)
 def _mark_undefined(context: Context, eqn: Any, *operands: Any) -> None:
     selection, mask = jax.tree.unflatten(eqn.params["tree"], operands)
-    operation = eqn.params["operation"]
+    operation, reads = eqn.params["operation"], eqn.params["reads"]
     if eqn.params["form"] == "view":
         ref, transforms = selection
-        return _mark_view(context, _view(context, ref, transforms, operation), mask)
+        return _mark_view(context, _view(context, ref, transforms, operation), mask, reads)
 
     def mark(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
         function = context.function
         is_bad = inside.element(ElementBuilder(function), list(index))
         with function.builder.if_then(is_bad, likely=False):
-            _mark_one(function, address, itemsize)
+            _mark_one(function, address, itemsize, reads)
 
     held = context.materialise(mask)
     return _for_selected(context, eqn.params["form"], selection, operation, [held], mark)
@@ -83,7 +88,12 @@ def _report_undefined(context: Context, eqn: Any, *masks: Value) -> None:
         function.call_external(
             "cokernel_checked_report_undefined",
             void,
-            [function.core, site, ir.Constant(i32, eqn.params["use"])],
+            [
+                function.core,
+                site,
+                ir.Constant(i32, eqn.params["use"]),
+                *read_numbers(function, eqn.params["reads"]),
+            ],
         )
 
 
@@ -94,17 +104,27 @@ def require_defined(context: Context, view: View, operation: str, use: int) -> N
         return
     function, builder = context.function, context.builder
     if view.indices is not None or view.pieces is not None:
-        found: ir.Value = _any(context, _mask_of_view(context, view, view.shape))
+        found: ir.Value = _any(context, _mask_of_view(context, view, view.shape, AT_ONCE))
     else:
-        answer = _ask_view(context, view, ir.Constant(pointer, None))
+        answer = _ask_view(context, view, ir.Constant(pointer, None), AT_ONCE)
         found = builder.icmp_signed("!=", answer, ir.Constant(i32, 0))
     with builder.if_then(found, likely=False):
         site = context.site(operation, view.ref.name)
         function.call_external(
             "cokernel_checked_report_undefined",
             void,
-            [function.core, site, ir.Constant(i32, use)],
+            [function.core, site, ir.Constant(i32, use), *read_numbers(function, (AT_ONCE,))],
         )
+
+
+def read_numbers(function: FunctionBuilder, numbers: Sequence[int]) -> list[ir.Value]:
+    """The numbers of reads as the runtime takes them; none of many, for which it takes the last."""
+    if not 0 < len(numbers) <= MOST_READS:
+        return [ir.Constant(pointer, None), ir.Constant(i32, 0)]
+    table = function.constant_data(i32, numbers)
+    # llvmlite gives it a typed pointer, which LLVM no longer has.
+    table.type = pointer
+    return [table, ir.Constant(i32, len(numbers))]
 
 
 # Masks as values.
@@ -137,7 +157,7 @@ def _any(context: Context, mask: Value) -> ir.Value:
 # Whole views.
 
 
-def _mask_of_view(context: Context, view: View, shape: Sequence[int]) -> Buffer:
+def _mask_of_view(context: Context, view: View, shape: Sequence[int], read: int) -> Buffer:
     """The mask of all that a view shows, in memory."""
     target = nests.dense_buffer(context, shape, _BOOL)
     if target.size == 0:
@@ -149,7 +169,7 @@ def _mask_of_view(context: Context, view: View, shape: Sequence[int]) -> Buffer:
             function = context.function
             place = inside.element_address(function, list(index))
             builder = function.builder
-            found = builder.trunc(_ask_one(function, address, itemsize), i8)
+            found = builder.trunc(_ask_one(function, address, itemsize, read), i8)
             # An element in pieces is undefined if one of them is.
             before = builder.load(place, typ=i8, align=1)
             builder.store(builder.or_(before, found), place, align=1)
@@ -157,7 +177,7 @@ def _mask_of_view(context: Context, view: View, shape: Sequence[int]) -> Buffer:
         _for_each_element(context, view, target, ask)
         return target
     builder = context.builder
-    answer = _ask_view(context, view, target.address)
+    answer = _ask_view(context, view, target.address, read)
     # The runtime fills the mask only where there is something to say.
     is_clean = builder.icmp_signed("==", answer, ir.Constant(i32, 0))
     with builder.if_then(is_clean, likely=True):
@@ -165,7 +185,7 @@ def _mask_of_view(context: Context, view: View, shape: Sequence[int]) -> Buffer:
     return target
 
 
-def _ask_view(context: Context, view: View, mask: ir.Value) -> ir.Value:
+def _ask_view(context: Context, view: View, mask: ir.Value, read: int) -> ir.Value:
     function = context.function
     extents, strides = merged(function, view.extents, view.strides)
     return function.call_external(
@@ -179,11 +199,12 @@ def _ask_view(context: Context, view: View, mask: ir.Value) -> ir.Value:
             table(context, extents),
             table(context, strides),
             mask,
+            ir.Constant(i32, read),
         ],
     )
 
 
-def _mark_view(context: Context, view: View, mask: Value) -> None:
+def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) -> None:
     if mask.shape != view.shape:
         first = len(view.shape) - len(mask.shape)
         broadcast = views.broadcast(mask.shape, view.shape, range(first, len(view.shape)))
@@ -198,7 +219,7 @@ def _mark_view(context: Context, view: View, mask: Value) -> None:
             function = context.function
             is_bad = inside.element(ElementBuilder(function), list(index))
             with function.builder.if_then(is_bad, likely=False):
-                _mark_one(function, address, itemsize)
+                _mark_one(function, address, itemsize, reads)
 
         with builder.if_then(_any(context, held), likely=False):
             _for_each_element(context, view, held, mark)
@@ -218,6 +239,7 @@ def _mark_view(context: Context, view: View, mask: Value) -> None:
                 table(context, extents),
                 table(context, strides),
                 dense.address,
+                *read_numbers(function, reads),
             ],
         )
 
@@ -226,7 +248,7 @@ def _mark_view(context: Context, view: View, mask: Value) -> None:
 Step = Callable[[ir.Value, int, Buffer, Sequence[Index]], None]
 
 
-def _ask_one(function: FunctionBuilder, address: ir.Value, itemsize: int) -> ir.Value:
+def _ask_one(function: FunctionBuilder, address: ir.Value, itemsize: int, read: int) -> ir.Value:
     nothing = ir.Constant(pointer, None)
     return function.call_external(
         "cokernel_checked_undefined",
@@ -239,11 +261,14 @@ def _ask_one(function: FunctionBuilder, address: ir.Value, itemsize: int) -> ir.
             nothing,
             nothing,
             nothing,
+            ir.Constant(i32, read),
         ],
     )
 
 
-def _mark_one(function: FunctionBuilder, address: ir.Value, itemsize: int) -> None:
+def _mark_one(
+    function: FunctionBuilder, address: ir.Value, itemsize: int, reads: Sequence[int]
+) -> None:
     nothing = ir.Constant(pointer, None)
     one = function.constant_data(i8, [1])
     one.type = pointer
@@ -258,6 +283,7 @@ def _mark_one(function: FunctionBuilder, address: ir.Value, itemsize: int) -> No
             nothing,
             nothing,
             one,
+            *read_numbers(function, reads),
         ],
     )
 

@@ -139,7 +139,7 @@ def signal(context: Context, semaphore: SemaphoreAt, amount: Index, site: ir.Con
     """Adds to a semaphore."""
     function = context.function
     if context.is_checked:
-        step(context, site)
+        step(context, site, semaphore.address)
     function.call_external(
         "cokernel_checked_signal" if context.is_checked else "cokernel_semaphore_signal",
         void,
@@ -283,15 +283,11 @@ def _fetch_and_add(
     axis = list(mesh.shape)[-1]
     target = find_target(context, ref, operation, ref.name, device_id={axis: subcore})
     indexer = _jax.NDIndexer(tuple(indices), ref.shape, ())
+    address = target.address(context)
     if context.is_checked:
-        step(context, context.site(operation, ref.name))
+        step(context, context.site(operation, ref.name), address)
     view: View = resolve(
-        context,
-        ref,
-        (indexer,),
-        operation,
-        access=Access.SYNCHRONISING,
-        at=target.address(context),
+        context, ref, (indexer,), operation, access=Access.SYNCHRONISING, at=address
     )
     require_defined(context, view, operation, AMOUNT)
     amount = context.scalar(value)

@@ -25,7 +25,8 @@ enum CheckedAccess : int32_t {
 // cokernel_semaphore_wait (save, call, suspend if it returned 0). ---
 
 // In front of a signal, the start of a DMA and an atomic: lets the schedule decide who goes on.
-int32_t cokernel_checked_step(cokernel::Core* core, int32_t site);
+// `object` is the semaphore or memory that the step is about; null: nothing that others touch.
+int32_t cokernel_checked_step(cokernel::Core* core, int32_t site, const void* object);
 // Always followed by a suspension: the core polls.
 void cokernel_checked_yield(cokernel::Core* core, int32_t site);
 // As cokernel_semaphore_wait. `is_dma`: the wait is for a DMA, and `value` what its descriptor
@@ -81,15 +82,17 @@ void cokernel_checked_release(cokernel::Core* core, int32_t site, void* address,
 
 // Whether some element of a strided block is undefined. If so, `mask` gets a byte for each, in
 // row-major order; it may be null. It belongs to the read that the core probed last, which a report
-// names.
+// names; the program calls it by the number `read`.
 int32_t cokernel_checked_undefined(cokernel::Core* core, void* address, int64_t element_bytes,
                                    int64_t rank, const int64_t* extents, const int64_t* strides,
-                                   uint8_t* mask);
-// Makes the elements undefined whose mask is not zero; the others stay as they are.
+                                   uint8_t* mask, int32_t read);
+// Makes the elements undefined whose mask is not zero; the others stay as they are. The values may
+// come from the reads of these numbers.
 void cokernel_checked_mark_undefined(cokernel::Core* core, void* address, int64_t element_bytes,
                                      int64_t rank, const int64_t* extents, const int64_t* strides,
-                                     const uint8_t* mask);
-// An undefined value has come to matter. `use`: 0 a branch, 1 an index, 2 an output, 3 an amount,
-// 4 a callback.
-void cokernel_checked_report_undefined(cokernel::Core* core, int32_t site, int32_t use);
+                                     const uint8_t* mask, const int32_t* reads, int32_t read_count);
+// An undefined value has come to matter, which may come from the reads of these numbers. `use`: 0 a
+// branch, 1 an index, 2 an output, 3 an amount, 4 a callback.
+void cokernel_checked_report_undefined(cokernel::Core* core, int32_t site, int32_t use,
+                                       const int32_t* reads, int32_t read_count);
 }

@@ -21,8 +21,8 @@ uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(p
 
 }  // namespace
 
-int32_t cokernel_checked_step(Core* core, int32_t site) {
-  return state_of(core).step(core, site) ? 1 : 0;
+int32_t cokernel_checked_step(Core* core, int32_t site, const void* object) {
+  return state_of(core).step(core, site, object) ? 1 : 0;
 }
 
 void cokernel_checked_yield(Core* core, int32_t site) { state_of(core).yield(core, site); }
@@ -119,17 +119,21 @@ void cokernel_checked_release(Core* core, int32_t site, void* address, int64_t b
 }
 
 int32_t cokernel_checked_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
-                                   const int64_t* extents, const int64_t* strides, uint8_t* mask) {
-  return state_of(core).undefined(core, address, element_bytes, rank, extents, strides, mask) ? 1
-                                                                                              : 0;
+                                   const int64_t* extents, const int64_t* strides, uint8_t* mask,
+                                   int32_t read) {
+  State& state = state_of(core);
+  return state.undefined(core, address, element_bytes, rank, extents, strides, mask, read) ? 1 : 0;
 }
 
 void cokernel_checked_mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                                      const int64_t* extents, const int64_t* strides,
-                                     const uint8_t* mask) {
-  state_of(core).mark_undefined(core, address, element_bytes, rank, extents, strides, mask);
+                                     const uint8_t* mask, const int32_t* reads,
+                                     int32_t read_count) {
+  state_of(core).mark_undefined(core, address, element_bytes, rank, extents, strides, mask, reads,
+                                read_count);
 }
 
-void cokernel_checked_report_undefined(Core* core, int32_t site, int32_t use) {
-  state_of(core).report_undefined(core, site, use);
+void cokernel_checked_report_undefined(Core* core, int32_t site, int32_t use, const int32_t* reads,
+                                       int32_t read_count) {
+  state_of(core).report_undefined(core, site, use, reads, read_count);
 }

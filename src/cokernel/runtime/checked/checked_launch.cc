@@ -85,7 +85,6 @@ std::string run_checked(Executable& executable, Launch& launch, const Buffer* bu
   Schedule schedule = next_schedule(options, executable.checked_launches);
   CheckedRecord sum(options.max_findings);
   std::set<uint64_t> behaviours;
-  bool is_complete = true;
   std::optional<Saved> saved;
   if (options.schedules > 1) saved.emplace(executable, buffers, count);
   for (int32_t i = 0; i < options.schedules; ++i, ++schedule.seed) {
@@ -98,7 +97,7 @@ std::string run_checked(Executable& executable, Launch& launch, const Buffer* bu
     ++sum.schedules;
     behaviours.insert(sum.behaviour);
     if (succeeded) continue;
-    is_complete = false;
+    sum.is_complete = false;
     // A launch that a finding has stopped has no failure of its own.
     sum.failed = launch.failure.kind != FailureKind::kNone;
     sum.failure = std::move(launch.failure);
@@ -109,7 +108,7 @@ std::string run_checked(Executable& executable, Launch& launch, const Buffer* bu
   if (executable.spec.hooks != nullptr) {
     text = executable.spec.hooks->checked_report(executable, sum);
   }
-  if (is_complete || !text.empty()) return text;
+  if (sum.is_complete || !text.empty()) return text;
   // Whatever the report thinks of its findings, there are no results.
   if (sum.failed) return executable.report(sum.failure);
   return "a finding of checked mode has ended kernel '" + executable.spec.name + "'";

@@ -8,6 +8,9 @@ namespace cokernel::checked {
 
 namespace {
 
+// A livelock names no more of what its cores poll.
+constexpr std::size_t kMostPolled = 16;
+
 const char* name_of(AccessKind kind, bool is_dma) {
   switch (kind) {
     case AccessKind::kRead:
@@ -53,8 +56,8 @@ Party State::party_of(uint32_t number) const {
 MemoryRange State::range_of(uintptr_t begin, uintptr_t end, int64_t element_bytes) const {
   MemoryRange range;
   range.place = place_of(launch_, reinterpret_cast<const void*>(begin));
-  range.bytes = static_cast<int64_t>(end - begin);
   range.element_bytes = element_bytes;
+  range.parts.add(range.place.offset, range.place.offset + static_cast<int64_t>(end - begin));
   return range;
 }
 
@@ -63,9 +66,10 @@ void State::set_semaphore(Finding& finding, const SemaphoreState& semaphore) con
   finding.semaphore_count = semaphore.count;
 }
 
-void State::add(Finding finding) {
+void State::add(Finding finding, bool ends) {
   finding.schedule = schedule_;
-  if (record.findings.add(finding) && options_.stop_at_first && launch_.claim_failure()) {
+  const bool is_new = record.findings.add(finding, ends);
+  if ((ends || (is_new && options_.stop_at_first)) && launch_.claim_failure()) {
     launch_.failure = Failure();
     launch_.request_stop();
   }
@@ -89,7 +93,6 @@ void State::conflict(uint32_t earlier, uint32_t later, uintptr_t begin, uintptr_
     if (ends_scope(after, before)) std::swap(finding.first, finding.second);
   }
   finding.memory = range_of(begin, end, element_bytes);
-  finding.count = std::max<int64_t>(finding.memory->bytes / std::max<int64_t>(element_bytes, 1), 1);
   add(std::move(finding));
 }
 
@@ -102,8 +105,14 @@ void State::set_undefined_read(Finding& finding, const UndefinedRead& read, int3
   finding.first = party_of_core(read.core, read.site, read.is_dma ? "copy reads" : "read");
   finding.first->is_dma = read.is_dma;
   finding.first->dma_site = read.dma_site;
-  finding.memory = range_of(read.begin, read.end, read.element_bytes);
-  finding.count = finding.memory->bytes / std::max<int64_t>(read.element_bytes, 1);
+  for (const auto& [begin, end] : read.parts.all()) {
+    MemoryRange range = range_of(begin, end, read.element_bytes);
+    if (finding.memory.has_value()) {
+      finding.memory->parts.add(range.parts);
+    } else {
+      finding.memory = std::move(range);
+    }
+  }
 }
 
 // What is left in a semaphore when it ends.
@@ -189,7 +198,6 @@ void State::look_at_outputs() {
                                    finding.kind = "NeverWritten";
                                    finding.memory = range_of(first, last, size);
                                    finding.memory->place.index = buffer;
-                                   finding.count = finding.memory->bytes / size;
                                    add(std::move(finding));
                                    return;
                                  }
@@ -204,7 +212,6 @@ void State::look_at_outputs() {
                                    // It was added to, or updated, before anybody wrote it.
                                    finding.first = party_of(last_writer);
                                    finding.memory = range_of(first, last, size);
-                                   finding.count = finding.memory->bytes / size;
                                  }
                                  add(std::move(finding));
                                });
@@ -241,19 +248,37 @@ void State::add_wait_too_large(int32_t core, const Wait& wait, const Signal& sig
 void State::fail_livelocked(int32_t number) {
   Finding finding;
   finding.kind = "Livelock";
-  const auto party = [&](int32_t core) {
-    return party_of_core(core, launch_.cores[core].site.load(std::memory_order_relaxed), "poll");
+  const auto tell = [&](int32_t core) {
+    const CoreInfo& known = cores_[core];
+    if (known.polled_before.empty()) {
+      // It looks at nothing that others could change.
+      const int32_t site = launch_.cores[core].site.load(std::memory_order_relaxed);
+      finding.polled.push_back({party_of_core(core, site, "poll"), {}, {}});
+    }
+    for (const Look& look : known.polled_before) {
+      Polled polled{party_of_core(core, look.site, "poll"), {}, {}};
+      if (look.semaphore != nullptr) {
+        polled.semaphore = look.semaphore->place;
+      } else {
+        polled.memory = range_of(look.begin, look.end, look.element_bytes);
+      }
+      finding.polled.push_back(std::move(polled));
+    }
   };
-  finding.first = party(number);
+  tell(number);
   ready_.for_each([&](int32_t core) {
-    if (core != number && !finding.second.has_value()) finding.second = party(core);
+    if (core != number && finding.polled.size() < kMostPolled) tell(core);
   });
-  finding.numbers = {{"polls", cores_[number].polls}, {"pollers", ready_.count()}};
-  add(std::move(finding));
-  if (launch_.claim_failure()) {
-    launch_.failure = Failure();
-    launch_.request_stop();
+  finding.first = finding.polled.front().party;
+  for (const Polled& polled : finding.polled) {
+    if (!finding.second.has_value() && polled.party.index != finding.first->index) {
+      finding.second = polled.party;
+    }
   }
+  finding.memory = finding.polled.front().memory;
+  finding.semaphore = finding.polled.front().semaphore;
+  finding.numbers = {{"polls", cores_[number].polls}, {"pollers", ready_.count()}};
+  add(std::move(finding), /*ends=*/true);
 }
 
 }  // namespace cokernel::checked

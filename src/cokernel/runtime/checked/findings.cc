@@ -1,6 +1,7 @@
 #include "checked/findings.h"
 
 #include <algorithm>
+#include <string_view>
 
 namespace cokernel::checked {
 
@@ -32,37 +33,78 @@ Findings::Key Findings::key_of(const Finding& finding) {
              second.site, second.dma_site, second.access, owner, where);
 }
 
-bool Findings::add(const Finding& finding) {
-  const auto [entry, is_new] = known_.emplace(key_of(finding), all_.size());
-  if (is_new) {
-    if (static_cast<int64_t>(all_.size()) >= limit_) {
-      known_.erase(entry);
-      ++dropped_;
-      return true;
-    }
-    all_.push_back(finding);
-    return true;
-  }
-  Finding& known = all_[entry->second];
+namespace {
+
+// Beyond this it is only counted who else did the same.
+constexpr std::size_t kMostOthers = 64;
+
+bool is_same_core(const std::optional<Party>& one, const std::optional<Party>& other) {
+  if (!one.has_value() || !other.has_value()) return one.has_value() == other.has_value();
+  return one->program == other->program && one->index == other->index &&
+         one->site == other->site && one->is_dma == other->is_dma &&
+         std::string_view(one->access) == other->access;
+}
+
+bool is_same_block(const Place& one, const Place& other) {
+  return one.owner == other.owner && one.index == other.index && one.program == other.program;
+}
+
+}  // namespace
+
+// Unites the elements, but only with those that the same cores have touched.
+void Findings::merge(Finding& known, const Finding& finding, bool unite) {
   known.occurrences += finding.occurrences;
-  if (known.memory.has_value() && finding.memory.has_value()) {
+  const auto names = [&](const std::optional<Party>& first, const std::optional<Party>& second) {
+    return (is_same_core(first, finding.first) && is_same_core(second, finding.second)) ||
+           (is_same_core(first, finding.second) && is_same_core(second, finding.first));
+  };
+  if (names(known.first, known.second)) {
+    if (!unite || !known.memory.has_value() || !finding.memory.has_value()) return;
     MemoryRange& range = *known.memory;
     const MemoryRange& other = *finding.memory;
-    if (range.place.owner == other.place.owner && range.place.index == other.place.index &&
-        range.place.program == other.place.program) {
-      const int64_t end =
-          std::max(range.place.offset + range.bytes, other.place.offset + other.bytes);
-      range.place.offset = std::min(range.place.offset, other.place.offset);
-      range.bytes = end - range.place.offset;
+    if (!is_same_block(range.place, other.place)) return;
+    range.place.offset = std::min(range.place.offset, other.place.offset);
+    range.parts.add(other.parts);
+  } else if (known.also.size() < kMostOthers && finding.first.has_value()) {
+    for (const auto& [first, second] : known.also) {
+      if (names(first, second)) return;
     }
-    known.count += finding.count;
+    // Which of two came first is up to the schedule.
+    const bool is_swapped = finding.second.has_value() && known.first->site != finding.first->site;
+    known.also.emplace_back(is_swapped ? *finding.second : *finding.first,
+                            is_swapped ? finding.first : finding.second);
   }
-  return false;
+  for (const auto& [first, second] : finding.also) {
+    Finding other;
+    other.first = first;
+    other.second = second;
+    other.occurrences = 0;
+    merge(known, other, false);
+  }
+}
+
+bool Findings::add(const Finding& finding, bool ends) { return put(finding, ends, true); }
+
+bool Findings::put(const Finding& finding, bool ends, bool unite) {
+  const Key key = key_of(finding);
+  const auto [entry, is_new] = known_.emplace(key, all_.size());
+  if (!is_new) {
+    merge(all_[entry->second], finding, unite);
+    return false;
+  }
+  if (!ends && static_cast<int64_t>(all_.size()) >= limit_) {
+    known_.erase(entry);
+    return dropped_.insert(key).second;
+  }
+  all_.push_back(finding);
+  return true;
 }
 
 void Findings::join(const Findings& other) {
-  for (const Finding& finding : other.all_) add(finding);
-  dropped_ += other.dropped_;
+  for (const Finding& finding : other.all_) {
+    put(finding, std::string_view(finding.kind) == "Livelock", false);
+  }
+  dropped_.insert(other.dropped_.begin(), other.dropped_.end());
 }
 
 }  // namespace cokernel::checked

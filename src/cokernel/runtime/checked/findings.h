@@ -1,9 +1,11 @@
 // What a checked launch has found, as numbers; `Hooks::checked_report` makes a text of it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -25,22 +27,78 @@ struct Party {
   int32_t dma_site = -1;
 };
 
-// Bytes [offset, offset + bytes) of a block, of which `count` elements are concerned.
+// Pieces of a block, as [begin, end) in bytes: in order, and neither overlapping nor touching.
+template <typename Position>
+class Parts {
+ public:
+  static constexpr std::size_t kMost = 1024;
+
+  void add(Position begin, Position end);
+  void add(const Parts& other) {
+    for (const auto& [begin, end] : other.all_) add(begin, end);
+    is_cut_off_ |= other.is_cut_off_;
+  }
+  bool empty() const { return all_.empty(); }
+  const std::vector<std::pair<Position, Position>>& all() const { return all_; }
+  // There were more pieces than are kept.
+  bool is_cut_off() const { return is_cut_off_; }
+  int64_t bytes() const {
+    int64_t sum = 0;
+    for (const auto& [begin, end] : all_) sum += static_cast<int64_t>(end - begin);
+    return sum;
+  }
+
+ private:
+  std::vector<std::pair<Position, Position>> all_;
+  bool is_cut_off_ = false;
+};
+
+template <typename Position>
+void Parts<Position>::add(Position begin, Position end) {
+  // The first piece that could touch the new one, and the first behind all that do.
+  const auto first = std::lower_bound(
+      all_.begin(), all_.end(), begin,
+      [](const auto& part, Position position) { return part.second < position; });
+  auto last = first;
+  for (; last != all_.end() && last->first <= end; ++last) {
+    begin = std::min(begin, last->first);
+    end = std::max(end, last->second);
+  }
+  if (first != last) {
+    *first = {begin, end};
+    all_.erase(first + 1, last);
+  } else if (all_.size() < kMost) {
+    all_.insert(first, {begin, end});
+  } else {
+    is_cut_off_ = true;
+  }
+}
+
+// What of a block is concerned; `place` is its first byte.
 struct MemoryRange {
   Place place;
-  int64_t bytes = 0;
   int64_t element_bytes = 0;
+  Parts<int64_t> parts;
+};
+
+// What a core looks at again and again: memory, or a semaphore.
+struct Polled {
+  Party party;
+  std::optional<MemoryRange> memory;
+  std::optional<Place> semaphore;
 };
 
 struct Finding {
   const char* kind = "";
   std::optional<Party> first;  // None for what nobody did.
   std::optional<Party> second;
-  std::optional<MemoryRange> memory;
+  std::optional<MemoryRange> memory;  // What the parties touched, and nobody else.
   std::optional<Place> semaphore;
   int64_t semaphore_count = 0;
-  int64_t count = 0;  // Of elements.
   int64_t occurrences = 1;
+  // The other cores that did the same: who took the place of `first` and of `second`.
+  std::vector<std::pair<Party, std::optional<Party>>> also;
+  std::vector<Polled> polled;                            // Livelock.
   std::vector<std::pair<const char*, int64_t>> numbers;  // What the kind says besides: "value" ...
   const char* use = nullptr;                             // UninitialisedRead.
   Schedule schedule;                                     // The one that showed it first.
@@ -50,29 +108,35 @@ class Findings {
  public:
   explicit Findings(int64_t limit) : limit_(limit) {}
 
-  // Adds it, or adds it to an equal one. Returns whether it is new.
-  bool add(const Finding& finding);
+  // Adds it, or adds it to an equal one. Returns whether it is new. The limit does not hold for one
+  // that `ends` the launch.
+  bool add(const Finding& finding, bool ends = false);
+  // Of findings under several schedules the first goes for all; the others are only counted.
   void join(const Findings& other);
-  bool empty() const { return all_.empty() && dropped_ == 0; }
+  bool empty() const { return all_.empty() && dropped_.empty(); }
   const std::vector<Finding>& all() const { return all_; }
-  int64_t dropped() const { return dropped_; }
+  // How many different ones there was no room for.
+  int64_t dropped() const { return static_cast<int64_t>(dropped_.size()); }
 
  private:
   using Key = std::tuple<std::string, int32_t, int32_t, int32_t, std::string, int32_t, int32_t,
                          int32_t, std::string, int32_t, int64_t>;
+  bool put(const Finding& finding, bool ends, bool unite);
   static Key key_of(const Finding& finding);
+  static void merge(Finding& known, const Finding& finding, bool unite);
 
   const int64_t limit_;
-  int64_t dropped_ = 0;
+  std::set<Key> dropped_;
   std::vector<Finding> all_;
   std::map<Key, std::size_t> known_;
 };
 
 // One decision of a schedule: who could go on.
 struct Candidate {
-  int64_t agent;          // A core, in launch order, or -1 - the number of a DMA.
-  const char* operation;  // What it does next.
-  int64_t object;         // The number of the semaphore, or -1.
+  int64_t agent;  // A core, in launch order, or below zero for a DMA: the same in every schedule.
+  const char* operation;         // What it does next.
+  std::vector<int64_t> objects;  // What that touches besides its own; empty if it is not known.
+  int32_t core;                  // The core, or the one that started the DMA.
 };
 
 struct Counts {
@@ -97,6 +161,7 @@ struct CheckedRecord {
   int32_t schedules = 0;         // of so many,
   int32_t behaviours = 0;        // which showed so many different ones.
   Counts counts;
+  bool is_complete = true;  // Every schedule ran to its end.
   bool failed = false;
   Failure failure;  // If the launch failed by more than a finding.
 };

@@ -68,6 +68,7 @@ void State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
   if (kind == AccessKind::kPoll) {
     acquire_polled(core, *cache.region, begin, end);
     watch(begin, end);
+    note_look(core, {site, nullptr, begin, end, element_bytes});
     last_probe_ = record_number(cache, agent_of(core), site, AccessKind::kRead);
     return;
   }
@@ -105,6 +106,20 @@ void State::acquire_polled(Core* core, Region& region, uintptr_t begin, uintptr_
                            });
                          });
   for (const uint32_t number : polled_) acquire_from(core, number);
+}
+
+// A core that polls looks at few things, and at the same ones again and again.
+void State::note_look(Core* core, const Look& look) {
+  constexpr std::size_t kMostLooks = 16;
+  std::vector<Look>& polled = info(core).polled;
+  if (polled.size() >= kMostLooks) return;
+  for (const Look& other : polled) {
+    if (other.site == look.site && other.semaphore == look.semaphore && other.begin == look.begin &&
+        other.end == look.end) {
+      return;
+    }
+  }
+  polled.push_back(look);
 }
 
 void State::watch(uintptr_t begin, uintptr_t end) {
@@ -160,6 +175,15 @@ void State::copy_undefined(Core* core, void* target, const void* source, int64_t
   Region* to = shadow_.find(address_of(target));
   if (from == nullptr || to == nullptr) return;
   const uint32_t probe = last_probe_;
+  UndefinedRead read;
+  if (probe != 0) {
+    const Agent& agent = agent_of(core);
+    read.core = number_of(core);
+    read.site = accesses_[probe].site;
+    read.is_dma = agent.is_dma;
+    read.dma_site = agent.dma_site;
+    read.element_bytes = element_bytes;
+  }
   for_each_piece(
       element_bytes, rank, extents, source_strides, target_strides,
       [&](int64_t source_offset, int64_t target_offset, int64_t, int64_t bytes) {
@@ -170,24 +194,26 @@ void State::copy_undefined(Core* core, void* target, const void* source, int64_t
                                    [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
                                      shadow_.make_undefined(*to, first + distance, last + distance);
                                      if (probe == 0) return;
-                                     const Agent& agent = agent_of(core);
-                                     UndefinedRead read;
-                                     read.core = number_of(core);
-                                     read.site = accesses_[probe].site;
-                                     read.is_dma = agent.is_dma;
-                                     read.dma_site = agent.dma_site;
-                                     read.begin = first;
-                                     read.end = last;
-                                     read.element_bytes = element_bytes;
                                      // A value that came from elsewhere has been read there first.
                                      const uint32_t writer = write & ~kUndefined;
-                                     if (writer != 0) {
-                                       const auto origin = origins_.find(origin_key(writer));
-                                       if (origin != origins_.end()) read = origin->second;
+                                     const auto origin = writer == 0
+                                                             ? origins_.end()
+                                                             : origins_.find(origin_key(writer));
+                                     if (origin != origins_.end()) {
+                                       add_origin(probe, UndefinedRead(origin->second));
+                                     } else {
+                                       read.parts.add(first, last);
                                      }
-                                     origins_.emplace(origin_key(probe), read);
                                    });
       });
+  if (!read.parts.empty()) add_origin(probe, read);
+}
+
+// Of the reads that one write stores the values of, the first is told, with all that it met.
+void State::add_origin(uint32_t probe, const UndefinedRead& read) {
+  const auto [entry, is_new] = origins_.emplace(origin_key(probe), read);
+  UndefinedRead& known = entry->second;
+  if (!is_new && known.core == read.core && known.site == read.site) known.parts.add(read.parts);
 }
 
 void State::allocate(Core* core, int32_t site, void* address, int64_t bytes, int64_t element_bytes,
@@ -231,7 +257,8 @@ void State::release(Core* core, int32_t site, void* address, int64_t bytes, int3
 }
 
 bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
-                      const int64_t* extents, const int64_t* strides, uint8_t* mask) {
+                      const int64_t* extents, const int64_t* strides, uint8_t* mask,
+                      int32_t number) {
   if (!options_.uninitialised) return false;
   Region* region = shadow_.find(address_of(address));
   if (region == nullptr) return false;
@@ -252,13 +279,20 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
                        [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
                          if (read.core < 0) is_read_here = note_undefined_read(read, core, write);
                          if (!is_read_here) return;
-                         if (read.begin == 0) read.begin = first;
-                         read.end = last;
+                         read.parts.add(first, last);
                        });
                  });
   if (read.core < 0) return false;
   if (is_read_here) read.element_bytes = element_bytes;
-  info(core).undefined_read = read;
+  CoreInfo& known = info(core);
+  UndefinedRead& last = known.undefined_reads[number];
+  if (last.core == read.core && last.site == read.site && last.serial == known.last_undefined_read) {
+    // The elements of one read may be asked for one by one.
+    last.parts.add(read.parts);
+  } else {
+    last = std::move(read);
+  }
+  last.serial = ++known.last_undefined_read;
   if (mask == nullptr) return true;
   int64_t count = 1;
   for (int64_t i = 0; i < rank; ++i) count *= extents[i];
@@ -295,7 +329,8 @@ bool State::note_undefined_read(UndefinedRead& read, const Core* core, uint32_t 
 }
 
 void State::mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
-                           const int64_t* extents, const int64_t* strides, const uint8_t* mask) {
+                           const int64_t* extents, const int64_t* strides, const uint8_t* mask,
+                           const int32_t* reads, int32_t read_count) {
   if (!options_.uninitialised) return;
   Region* region = shadow_.find(address_of(address));
   if (region == nullptr) return;
@@ -320,12 +355,31 @@ void State::mark_undefined(Core* core, void* address, int64_t element_bytes, int
                    }
                  });
   if (!any || last_probe_ == 0) return;
-  const UndefinedRead& read = info(core).undefined_read;
-  if (read.core >= 0) origins_.emplace(origin_key(last_probe_), read);
+  const UndefinedRead& read = undefined_read_of(core, reads, read_count);
+  if (read.core >= 0) add_origin(last_probe_, read);
 }
 
-void State::report_undefined(Core* core, int32_t site, int32_t use) {
-  const UndefinedRead& read = info(core).undefined_read;
+const State::UndefinedRead& State::undefined_read_of(Core* core, const int32_t* reads,
+                                                     int32_t count) {
+  static const UndefinedRead nothing;
+  const UndefinedRead* found = nullptr;
+  const auto consider = [&](const UndefinedRead& read) {
+    if (found == nullptr || read.serial > found->serial) found = &read;
+  };
+  const auto& known = info(core).undefined_reads;
+  for (int32_t i = 0; i < count; ++i) {
+    const auto entry = known.find(reads[i]);
+    if (entry != known.end()) consider(entry->second);
+  }
+  if (found == nullptr) {
+    for (const auto& [number, read] : known) consider(read);
+  }
+  return found != nullptr ? *found : nothing;
+}
+
+void State::report_undefined(Core* core, int32_t site, int32_t use, const int32_t* reads,
+                             int32_t read_count) {
+  const UndefinedRead& read = undefined_read_of(core, reads, read_count);
   const int32_t number = number_of(core);
   Finding finding;
   finding.kind = "UninitialisedRead";

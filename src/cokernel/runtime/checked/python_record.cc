@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -68,6 +69,18 @@ nb::dict describe_party(const Executable& executable, const Party& party) {
   return result;
 }
 
+nb::dict describe_memory(const MemoryRange& range) {
+  nb::dict result = describe_place(range.place);
+  nb::list parts;
+  for (const auto& [begin, end] : range.parts.all()) {
+    parts.append(nb::make_tuple(begin, end - begin));
+  }
+  result["parts"] = parts;
+  result["is_cut_off"] = range.parts.is_cut_off();
+  result["element_bytes"] = range.element_bytes;
+  return result;
+}
+
 nb::dict describe_finding(const Executable& executable, const Finding& finding) {
   nb::dict result;
   result["kind"] = finding.kind;
@@ -76,11 +89,11 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
   result["second"] = nb::none();
   if (finding.second.has_value()) result["second"] = describe_party(executable, *finding.second);
   result["memory"] = nb::none();
+  int64_t count = 0;
   if (finding.memory.has_value()) {
-    nb::dict memory = describe_place(finding.memory->place);
-    memory["bytes"] = finding.memory->bytes;
-    memory["element_bytes"] = finding.memory->element_bytes;
-    result["memory"] = memory;
+    result["memory"] = describe_memory(*finding.memory);
+    const int64_t size = std::max<int64_t>(finding.memory->element_bytes, 1);
+    count = std::max<int64_t>(finding.memory->parts.bytes() / size, 1);
   }
   result["semaphore"] = nb::none();
   if (finding.semaphore.has_value()) {
@@ -88,8 +101,27 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
     semaphore["count"] = finding.semaphore_count;
     result["semaphore"] = semaphore;
   }
-  result["count"] = finding.count;
+  result["count"] = count;
   result["occurrences"] = finding.occurrences;
+  nb::list also;
+  for (const auto& [first, second] : finding.also) {
+    nb::list parties;
+    parties.append(describe_party(executable, first));
+    if (second.has_value()) parties.append(describe_party(executable, *second));
+    also.append(parties);
+  }
+  result["also"] = also;
+  nb::list polled;
+  for (const Polled& look : finding.polled) {
+    nb::dict described;
+    described["party"] = describe_party(executable, look.party);
+    described["memory"] = nb::none();
+    if (look.memory.has_value()) described["memory"] = describe_memory(*look.memory);
+    described["semaphore"] = nb::none();
+    if (look.semaphore.has_value()) described["semaphore"] = describe_place(*look.semaphore);
+    polled.append(described);
+  }
+  if (!finding.polled.empty()) result["polled"] = polled;
   if (finding.use != nullptr) result["use"] = finding.use;
   for (const auto& [name, value] : finding.numbers) result[name] = value;
   result["schedule"] = describe_schedule(finding.schedule);
@@ -166,6 +198,7 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
   }
   result["findings"] = findings;
   result["dropped"] = record.findings.dropped();
+  result["is_complete"] = record.is_complete;
   nb::dict schedule = describe_schedule(record.schedule);
   schedule["decisions"] = record.decisions;
   if (record.schedule.record) {
@@ -174,7 +207,8 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
     for (const std::vector<Candidate>& candidates : record.candidates) {
       nb::list decision;
       for (const Candidate& candidate : candidates) {
-        decision.append(nb::make_tuple(candidate.agent, candidate.operation, candidate.object));
+        decision.append(nb::make_tuple(candidate.agent, candidate.operation,
+                                       nb::tuple(nb::cast(candidate.objects)), candidate.core));
       }
       decisions.append(decision);
     }

@@ -204,7 +204,7 @@ void State::record_decision(const Choice& choice, const Situation& situation) {
   int32_t position = 0;
   const auto note = [&](int32_t core) {
     if (!choice.is_dma && core == choice.number) position = static_cast<int32_t>(candidates.size());
-    candidates.push_back({core, cores_[core].operation, object_of(core)});
+    candidates.push_back({core, cores_[core].operation, objects_of(core), core});
   };
   const bool continues = situation.continues();
   if (continues) note(situation.current);
@@ -212,20 +212,33 @@ void State::record_decision(const Choice& choice, const Situation& situation) {
     if (!continues || core != situation.current) note(core);
   });
   if (choice.is_dma) position = static_cast<int32_t>(candidates.size()) + choice.number;
-  for (const auto& dma : in_flight_) candidates.push_back({-1 - dma->number, "copy", -1});
+  for (const auto& dma : in_flight_) {
+    const auto core = static_cast<int32_t>(dma->agent.core);
+    std::vector<int64_t> objects;
+    for (const SemaphoreState* semaphore : {dma->arrival, dma->departure}) {
+      if (semaphore != nullptr) objects.push_back(object_at(semaphore->semaphore));
+    }
+    const int64_t agent = -1 - (dma->of_core * launch_.core_count + core);
+    candidates.push_back({agent, "copy", std::move(objects), core});
+  }
   record.choices.push_back(position);
   record.candidates.push_back(std::move(candidates));
   record.continuing.push_back(continues);
 }
 
-// What the next step of a core touches besides its own: the number of a semaphore, a number of its
-// own for a step that synchronises with nobody, or -1 where that is not known before.
-int64_t State::object_of(int32_t core) const {
-  constexpr int64_t kOwn = int64_t{1} << 32;
+// The same in every schedule, and not below zero.
+int64_t State::object_at(const void* address) const {
+  return static_cast<int64_t>(hash_of(place_of(launch_, address)) >> 1);
+}
+
+// What the next step of a core touches besides its own; nothing where that is not known before. A
+// step that synchronises with nobody has an object of its own.
+std::vector<int64_t> State::objects_of(int32_t core) const {
   const CoreInfo& known = cores_[core];
-  if (known.wait.semaphore != nullptr) return known.wait.semaphore->number;
-  const bool is_alone = known.operation == kStart || known.operation == kBarrier;
-  return is_alone ? kOwn + core : -1;
+  if (known.wait.semaphore != nullptr) return {object_at(known.wait.semaphore->semaphore)};
+  if (known.operation == kStep && known.object >= 0) return {known.object};
+  if (known.operation == kPoll) return {};
+  return {-1 - core};
 }
 
 bool State::go_on_or_queue(Core* core, const char* operation) {
@@ -241,8 +254,10 @@ bool State::go_on_or_queue(Core* core, const char* operation) {
   return false;
 }
 
-bool State::step(Core* core, int32_t site) {
+bool State::step(Core* core, int32_t site, const void* object) {
   core->site.store(site, std::memory_order_relaxed);
+  // Only who writes decisions down asks for it.
+  if (schedule_.record) info(core).object = object == nullptr ? -1 : object_at(object);
   return go_on_or_queue(core, kStep);
 }
 
@@ -252,6 +267,8 @@ void State::yield(Core* core, int32_t site) {
   const int32_t number = number_of(core);
   CoreInfo& known = cores_[number];
   known.operation = kPoll;
+  known.polled_before.swap(known.polled);
+  known.polled.clear();
   last_polled_ = true;
   if (known.polls_at_change != changes_) {
     known.polls_at_change = changes_;

@@ -60,7 +60,7 @@ class State final : public Conflicts {
 
   // --- What compiled code calls; see checked_abi.h. ---
 
-  bool step(Core* core, int32_t site);
+  bool step(Core* core, int32_t site, const void* object);
   void yield(Core* core, int32_t site);
   bool wait(Core* core, Semaphore* semaphore, int64_t value, bool decrement, bool is_dma,
             int32_t site);
@@ -80,10 +80,12 @@ class State final : public Conflicts {
                 int32_t is_semaphore);
   void release(Core* core, int32_t site, void* address, int64_t bytes, int32_t is_semaphore);
   bool undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
-                 const int64_t* extents, const int64_t* strides, uint8_t* mask);
+                 const int64_t* extents, const int64_t* strides, uint8_t* mask, int32_t read);
   void mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
-                      const int64_t* extents, const int64_t* strides, const uint8_t* mask);
-  void report_undefined(Core* core, int32_t site, int32_t use);
+                      const int64_t* extents, const int64_t* strides, const uint8_t* mask,
+                      const int32_t* reads, int32_t read_count);
+  void report_undefined(Core* core, int32_t site, int32_t use, const int32_t* reads,
+                        int32_t read_count);
 
   void conflict(uint32_t earlier, uint32_t later, uintptr_t begin, uintptr_t end,
                 int64_t element_bytes) override;
@@ -97,12 +99,20 @@ class State final : public Conflicts {
     bool is_dma = false;
     int32_t site = -1;
   };
-  // A value that somebody read although it is undefined.
+  // A value that somebody read although it is undefined, and the undefined parts of what was read.
   struct UndefinedRead {
     int32_t core = -1;
     int32_t site = -1;
     int32_t dma_site = -1;
     bool is_dma = false;
+    Parts<uintptr_t> parts;
+    int64_t element_bytes = 1;
+    uint64_t serial = 0;
+  };
+  // What a core that polls has looked at: a semaphore, or memory.
+  struct Look {
+    int32_t site = -1;
+    const SemaphoreState* semaphore = nullptr;
     uintptr_t begin = 0;
     uintptr_t end = 0;
     int64_t element_bytes = 1;
@@ -110,15 +120,21 @@ class State final : public Conflicts {
   struct CoreInfo {
     Agent agent;
     Wait wait;
-    const char* operation = kStart;  // What it does next.
+    const char* operation = kStart;  // What it does next,
+    int64_t object = -1;             // and what that touches.
     // Polling: how often since anything changed, and what its memory was like when it did.
     int64_t polls = 0;
     int64_t polls_at_change = 0;
     uint64_t digest = 0;
     bool is_stuck = false;
+    // Since it last let others go on, and between the two times before that.
+    std::vector<Look> polled;
+    std::vector<Look> polled_before;
     int64_t dmas = 0;  // Started so far.
     std::vector<uint32_t> dma_agents;
-    UndefinedRead undefined_read;
+    // By the number of the read in its program; the one that came last goes for all others.
+    std::unordered_map<int32_t, UndefinedRead> undefined_reads;
+    uint64_t last_undefined_read = 0;
   };
   struct Element {
     Clock clock;
@@ -145,7 +161,8 @@ class State final : public Conflicts {
   // Lets DMAs take effect until it is the turn of a core, which it returns; -1 if there is none.
   int32_t decide(int32_t current, bool has_polled);
   void record_decision(const Choice& choice, const Situation& situation);
-  int64_t object_of(int32_t core) const;
+  std::vector<int64_t> objects_of(int32_t core) const;
+  int64_t object_at(const void* address) const;
   bool go_on_or_queue(Core* core, const char* operation);
   void run_core(int32_t number);
   void take_effect(std::size_t position);
@@ -172,10 +189,15 @@ class State final : public Conflicts {
   void release_to_element(Core* core, uintptr_t begin);
   // Returns whether it is the present read, and not one whose value was stored since.
   bool note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write);
+  void note_look(Core* core, const Look& look);
+  // Which of some reads of a core came last, by their numbers in its program.
+  const UndefinedRead& undefined_read_of(Core* core, const int32_t* reads, int32_t count);
+  void add_origin(uint32_t probe, const UndefinedRead& read);
   uint64_t origin_key(uint32_t number) const;
 
   // ends.cc
-  void add(Finding finding);
+  // `ends`: the launch, whatever the options say.
+  void add(Finding finding, bool ends = false);
   Party party_of_core(int32_t core, int32_t site, const char* access) const;
   Party party_of(uint32_t number) const;
   MemoryRange range_of(uintptr_t begin, uintptr_t end, int64_t element_bytes) const;

@@ -128,6 +128,7 @@ int64_t State::read(Core* core, Semaphore* address, int32_t site) {
   SemaphoreState& semaphore = semaphores_.at(address);
   note_operation(semaphore, number, kReadCount);
   semaphore.read(cores_[number].agent, number);
+  note_look(core, {site, &semaphore, 0, 0, 1});
   return semaphore.count;
 }
 
