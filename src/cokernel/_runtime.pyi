@@ -195,6 +195,7 @@ class Finding(TypedDict):
 
 class ScheduleRecord(FindingSchedule):
     decisions: int  # Moments at which more than one could go on.
+    fits: bool  # Whether the choices that the schedule lists could all be taken.
     # If the schedule asks for them, who could: cores in launch order, then DMAs in the order of
     # start, as (agent, operation, objects, core); the core that took the step before comes first,
     # if it could go on and has not polled: "continuing". An agent is the number of a core, or

@@ -15,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
 from cokernel.checking.report import collected_reports
+from cokernel.checking.schedules import Schedule
 
 CORES = 3
 
@@ -150,6 +151,96 @@ def test_errors_of_the_function_itself_are_raised():
 
     with pytest.raises(KeyError, match="mine"):
         cokernel.explore(function, schedules=2)
+
+
+def test_an_error_after_a_launch_with_findings_is_raised():
+    kernel = tickets(guarded=False)
+
+    def function():
+        kernel()
+        raise AssertionError("the answer is wrong")
+
+    with pytest.raises(AssertionError, match="the answer is wrong"):
+        cokernel.explore(function, schedules=2)
+
+
+def test_what_ended_a_launch_raises_inside_an_exploration_and_is_in_its_report():
+    raised = []
+
+    def body(out_ref, flag):
+        lax.while_loop(lambda _: flag[0] == 0, lambda carry: carry, 0)
+        out_ref[0] = 1
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+        mesh=cokernel.CoreMesh(core=2),
+        scratch_types=[cokernel.shared((1,), jnp.int32)],
+    )
+
+    def function():
+        try:
+            jax.block_until_ready(kernel())
+        except Exception as error:
+            raised.append(str(error))
+            raise
+
+    options = cokernel.Checked(fill="zeros", max_findings=1, on_finding="warn")
+    report = cokernel.explore(function, schedules=3, options=options)
+    [finding] = report.of_kind("Livelock")
+    assert len(raised) == 3
+    assert all("Livelock" in text for text in raised)
+    assert finding.name == "flag"
+    assert "polls flag[0]" in finding.sentence
+    assert {party.core for party in finding.parties} == {"core=0", "core=1"}
+    assert all("flag[0] == 0" in (party.code or "") for party in finding.parties)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"schedules": 0}, ValueError, "schedules"),
+        ({"schedules": 2.5}, TypeError, "schedules"),
+        ({"schedules": None}, TypeError, "schedules"),
+        ({"schedules": True}, TypeError, "schedules"),
+        ({"preemptions": -1}, ValueError, "preemptions"),
+        ({"preemptions": "2"}, TypeError, "preemptions"),
+        ({"exhaustive": 1}, TypeError, "exhaustive"),
+        ({"options": {"seed": 1}}, TypeError, "cokernel.Checked"),
+    ],
+)
+def test_meaningless_arguments_of_an_exploration_are_refused_by_name(arguments, error, words):
+    with pytest.raises(error, match=words):
+        cokernel.explore(tickets(guarded=True), **arguments)
+
+
+@pytest.mark.parametrize("function", [3, None, "kernel", np.zeros(2)])
+def test_what_cannot_be_called_cannot_be_explored(function):
+    with pytest.raises(TypeError, match=r"explore\(f, x\)"):
+        cokernel.explore(function)
+
+
+def test_the_largest_seed_is_explored_from():
+    options = cokernel.Checked(seed=2**64 - 1)
+    assert cokernel.explore(tickets(guarded=True), schedules=3, options=options).schedules == 3
+
+
+def test_choices_of_another_kernel_are_refused():
+    choices = Schedule(strategy="choices", choices=(7, 1, 0, 3, 2) * 9).to_text()
+    options = cokernel.Checked(replay=choices)
+    with pytest.raises(ValueError, match="belongs to another kernel"):
+        cokernel.explore(tickets(guarded=True), options=options)
+    raises = pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="to another kernel")
+    with raises, cokernel.checked(options):
+        jax.block_until_ready(tickets(guarded=True)())
+
+
+def test_a_finding_of_an_exhaustive_exploration_is_replayed():
+    kernel = tickets(guarded=False)
+    report = cokernel.explore(kernel, schedules=2000, exhaustive=True)
+    [race] = report.of_kind("Race")
+    again = cokernel.explore(kernel, options=cokernel.Checked(replay=race.replay))
+    assert again.of_kind("Race")[0].sentence == race.sentence
 
 
 def test_a_function_without_kernels_is_refused():

@@ -28,7 +28,24 @@ def test_the_depth_of_pct_is_part_of_the_text():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "ck1", "ck1:random:0", "ck0:random:0:1", "ck1:best:0:1", "ck1:choices:0:abc"]
+    "text",
+    [
+        "",
+        "ck1",
+        "ck1:random:0",
+        "ck0:random:0:1",
+        "ck1:best:0:1",
+        "ck1:choices:0:abc",
+        "ck1:random:0:-1",
+        "ck1:random:-2:1",
+        f"ck1:random:0:{2**64}",
+        "ck1:random:0:1:3",
+        "ck1:pct:0:1:0",
+        f"ck1:pct:0:1:{2**40}",
+        "ck1:random:0:1.5",
+        "ck1:choices:0:\u00e9",
+        Schedule(strategy="choices", choices=(2**31,)).to_text(),
+    ],
 )
 def test_what_is_no_schedule_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="written as in 'ck1:random:0:17'"):

@@ -38,9 +38,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
     asked = parser.parse_args(arguments)
     script = pathlib.Path(asked.script)
-    if not script.is_file():
-        parser.error(f"there is no file {asked.script!r}")
+    if problem := _unreadable(script):
+        parser.error(problem)
+    if asked.json not in (None, "-") and not pathlib.Path(asked.json).resolve().parent.is_dir():
+        parser.error(f"--json: there is no folder to write {asked.json!r} to")
 
+    from cokernel import meshes
     from cokernel.checking import options, report
 
     try:
@@ -48,11 +51,13 @@ def main(arguments: Sequence[str]) -> int:
         for name in ("schedules", "seed", "replay"):
             if getattr(asked, name) is not None:
                 wanted = wanted.replace(**{name: getattr(asked, name)})
+        with meshes.target_or_nothing(asked.target):
+            pass
     except (TypeError, ValueError) as error:
         parser.error(str(error))
 
     with report.collected_reports() as heard:
-        ended_well = _run(script, asked.arguments, wanted.replace(on_finding="warn"), asked.target)
+        problem = _run(script, asked.arguments, wanted.replace(on_finding="warn"), asked.target)
     reports = [made for made, _ in heard]
     if asked.json == "-":
         print(json.dumps([made.to_dict() for made in reports], indent=2))
@@ -61,11 +66,31 @@ def main(arguments: Sequence[str]) -> int:
         if asked.json:
             text = json.dumps([made.to_dict() for made in reports], indent=2)
             pathlib.Path(asked.json).write_text(text + "\n")
-    return CLEAN if ended_well and not any(made.findings for made in reports) else FOUND
+    if problem:
+        print(f"cokernel check: {problem}", file=sys.stderr)
+    return CLEAN if not problem and not any(made.findings for made in reports) else FOUND
 
 
-def _run(script: pathlib.Path, arguments: Sequence[str], options: object, target: str) -> bool:
-    """Runs the script as the main program; whether it ended well."""
+def _unreadable(script: pathlib.Path) -> str:
+    """Why a file cannot be run as a script; "" if it can."""
+    if script.is_dir():
+        return f"{str(script)!r} is a folder; name the Python script in it"
+    if not script.is_file():
+        return f"there is no file {str(script)!r}; options of cokernel check come before the script"
+    try:
+        compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except OSError as error:
+        return f"{str(script)!r} cannot be read: {error.strerror}"
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        place = "" if line is None else f" at line {line}"
+        text = getattr(error, "msg", None) or error
+        return f"{str(script)!r} is no Python script that can be run: {text}{place}"
+    return ""
+
+
+def _run(script: pathlib.Path, arguments: Sequence[str], options: object, target: str) -> str:
+    """Runs the script as the main program; says what is wrong if it did not end well."""
     import jax
 
     from cokernel import meshes, pallas
@@ -81,14 +106,27 @@ def _run(script: pathlib.Path, arguments: Sequence[str], options: object, target
         with pallas.enabled(), meshes.target_or_nothing(target):
             runpy.run_path(str(script), run_name="__main__")
             jax.effects_barrier()
-        return True
+        return ""
     except SystemExit as exit_:
-        return exit_.code in (None, 0)
+        if exit_.code in (None, 0):
+            return ""
+        return (
+            f"the script ended itself with {exit_.code!r}, not 0: what was checked are the kernels "
+            "that ran until then. Run it without cokernel check to see whether it does so too"
+        )
     except Exception as error:
         # What stopped a kernel is told by its report; its traceback would say the same again.
-        if not str(error).removeprefix("INTERNAL: ").startswith("Checked:"):
-            traceback.print_exc()
-        return False
+        if str(error).removeprefix("INTERNAL: ").startswith("Checked:"):
+            return "the kernel that is reported above has ended the script"
+        # The lines of this module and of runpy are nothing to the user.
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code.co_filename != str(script):
+            own = own.tb_next
+        traceback.print_exception(error.with_traceback(own or error.__traceback__))
+        return (
+            f"the script raised {type(error).__name__}, as above: what was checked are the kernels "
+            "that ran until then"
+        )
     finally:
         state.set_checked(before[0])
         sys.argv, sys.path[:] = before[1], before[2]

@@ -10,7 +10,7 @@ import jax
 
 from cokernel import _runtime
 from cokernel.checking.options import Checked
-from cokernel.checking.report import Report, collected_reports, combined
+from cokernel.checking.report import Report, collected_reports, combined, is_explained, misfit
 from cokernel.checking.schedules import Schedule
 from cokernel.checking.state import checked
 from cokernel.checking.tree import ChoiceTree
@@ -69,14 +69,14 @@ def explore(
       different orders.
 
     Raises:
-      ValueError: if a number is too small, or if an exhaustive exploration meets a function that
-        launches more than one kernel, or none.
+      TypeError: if `function` cannot be called, or an argument is of a wrong type.
+      ValueError: if a number is too small, if an exhaustive exploration meets a function that
+        launches more than one kernel, or none, or if a `replay` belongs to another kernel.
+      Exception: what the function raises, unless it is the error of a launch that the report
+        explains.
     """
-    if schedules < 1:
-        raise ValueError(f"explore(schedules=...) must be at least 1, got {schedules}")
-    if preemptions is not None and preemptions < 0:
-        raise ValueError(f"explore(preemptions=...) must be at least 0, got {preemptions}")
-    asked = options or Checked()
+    _check_arguments(function, schedules, options, exhaustive, preemptions)
+    asked = Checked() if options is None else options
     # One launch, one schedule: repeating is done here.
     quiet = asked.replace(schedules=1, on_finding="warn", replay=None)
 
@@ -84,25 +84,50 @@ def explore(
         with scheduled(schedule, record=record), collected_reports() as heard:
             try:
                 jax.block_until_ready(function(*args, **kwargs))
-            except Exception:
+            except Exception as error:
                 # What ended a launch is in its report; any other error is the caller's.
-                if not any(report.findings for report, _ in heard):
+                if not any(is_explained(error, report) for report, _ in heard):
                     raise
             return list(heard)
 
     with _exploring, checked(quiet):
         if asked.replay is not None:
-            return together([run(asked.schedule())])
+            heard = run(asked.schedule())
+            for _, made in heard:
+                if not made["schedule"].get("fits", True):
+                    raise ValueError(misfit(made["executable"]))
+            return together([heard])
         if exhaustive:
             return _all_schedules(run, schedules, preemptions)
         # Launches are counted within each run.
         first = dataclasses.replace(asked.schedule(), launch=None)
         return together(
             [
-                run(dataclasses.replace(first, seed=first.seed + number))
+                run(dataclasses.replace(first, seed=(first.seed + number) % 2**64))
                 for number in range(schedules)
             ]
         )
+
+
+def _check_arguments(
+    function: Any, schedules: Any, options: Any, exhaustive: Any, preemptions: Any
+) -> None:
+    if not callable(function):
+        raise TypeError(
+            "explore(function, *args) calls a function that launches kernels, under many "
+            f"schedules; got {type(function).__name__}. Write explore(f, x), not explore(f(x))"
+        )
+    if options is not None and not isinstance(options, Checked):
+        raise TypeError(f"explore(options=...) must be a cokernel.Checked, got {options!r}")
+    if not isinstance(exhaustive, bool):
+        raise TypeError(f"explore(exhaustive=...) must be a bool, got {exhaustive!r}")
+    for name, number, least in (("schedules", schedules, 1), ("preemptions", preemptions, 0)):
+        if number is None and name == "preemptions":
+            continue
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"explore({name}=...) must be an int, got {number!r}")
+        if number < least:
+            raise ValueError(f"explore({name}=...) must be at least {least}, got {number}")
 
 
 def _all_schedules(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from cokernel import _jax
-from cokernel.checking.schedules import STRATEGIES, Schedule
+from cokernel.checking.schedules import DEEPEST, STRATEGIES, Schedule
 
 # Turns checked mode on for a whole process: "1", or options as in "seed=3,schedules=20".
 VARIABLE = "COKERNEL_CHECK"
@@ -82,22 +82,27 @@ class Checked:
                 raise TypeError(f"Checked({field.name}=...) must be a bool, got {value!r}")
             if field.type is int and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TypeError(f"Checked({field.name}=...) must be an int, got {value!r}")
-        for name, least in (("seed", 0), ("schedules", 1), ("depth", 1), ("max_findings", 1)):
-            if getattr(self, name) < least:
+        for name, (least, most) in _RANGES.items():
+            if not least <= getattr(self, name) <= most:
                 raise ValueError(
-                    f"Checked({name}=...) must be at least {least}, got {getattr(self, name)}"
+                    f"Checked({name}=...) must be from {least} to {most}, got {getattr(self, name)}"
                 )
         _check_choice("strategy", self.strategy, STRATEGIES)
         _check_choice("chip_limits", self.chip_limits, CHIP_LIMITS)
         _check_choice("on_finding", self.on_finding, ("raise", "warn"))
         is_byte = isinstance(self.fill, int) and not isinstance(self.fill, bool)
         if not is_byte:
-            _check_choice("fill", self.fill, (*FILLS, "a byte from 0 to 255"))
+            _check_choice("fill", self.fill, FILLS, or_else=" or a byte from 0 to 255")
         elif not 0 <= self.fill <= 255:  # type: ignore[operator]
             raise ValueError(f"Checked(fill=...) as a byte must be 0 to 255, got {self.fill}")
         if self.replay is not None:
             # A string that cannot be read is better refused here than when the kernel runs.
-            Schedule.from_text(self.replay)
+            try:
+                Schedule.from_text(self.replay)
+            except (TypeError, ValueError) as error:
+                raise type(error)(
+                    f"Checked(replay=...): {error}. A finding prints the string, behind 'Replay:'"
+                ) from None
 
     def schedule(self) -> Schedule:
         """The schedule that these options name."""
@@ -123,9 +128,23 @@ class Checked:
     replace = dataclasses.replace
 
 
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+# The least and the largest value of each number, as the runtime holds them.
+_RANGES = {
+    "seed": (0, 2**64 - 1),
+    "schedules": (1, 2**31 - 1),
+    "depth": (1, DEEPEST),
+    "max_findings": (1, 2**31 - 1),
+}
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...], or_else: str = "") -> None:
+    allowed = f"one of {', '.join(choices)}{or_else}"
+    if not isinstance(value, str):
+        raise TypeError(
+            f"Checked({name}=...) must be {allowed}; got {value!r} of type {type(value).__name__}"
+        )
     if value not in choices:
-        raise ValueError(f"Checked({name}=...) must be one of {', '.join(choices)}; got {value!r}")
+        raise ValueError(f"Checked({name}=...) must be {allowed}; got {value!r}")
 
 
 def from_interpret_params(params: Any) -> Checked:

@@ -296,12 +296,31 @@ def finish_launch(
         notes, chip = [*notes, *map(_as_note, chip)], ()
     report = report_of(record, places, not_checked=not_checked, chip=chip, notes=notes)
     is_heard = _reports.add(report, record)
+    if not record["schedule"].get("fits", True):
+        return misfit(report.kernel)
     has_ended = record.get("failure") is not None or not record.get("is_complete", True)
     if not has_ended and (options.on_finding == "warn" or not (report.findings or report.dropped)):
         if not is_heard and (report.findings or report.not_checked or report.notes):
             warnings.warn(str(report), CheckWarning, stacklevel=2)
         return ""
     return str(report)
+
+
+def misfit(kernel: str) -> str:
+    """What is said where the choices of a schedule cannot be taken."""
+    return (
+        f"kernel {kernel!r} cannot follow the schedule that it shall replay: the schedule belongs "
+        "to another kernel, to other arguments, or to the kernel as it was before it was changed. "
+        "Explore the kernel again"
+    )
+
+
+def is_explained(error: Exception, report: Report) -> bool:
+    """Whether an error is the one that a launch raised because of what its report says."""
+    texts = [misfit(report.kernel)]
+    if report.findings or report.dropped:
+        texts.append(report.headline())
+    return any(text in str(error) for text in texts)
 
 
 def _as_note(finding: Finding) -> str:

@@ -9,6 +9,10 @@ STRATEGIES = ("random", "pct", "delay_dma", "round_robin", "run_to_block")
 
 # The first word of a written schedule, with the version of what follows.
 PREFIX = "ck1"
+EXAMPLE = f"{PREFIX}:random:0:17"
+
+# The largest depth of "pct": faults that need more changes of priority are not found by drawing.
+DEEPEST = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,23 +60,42 @@ class Schedule:
         """The schedule that `to_text` wrote.
 
         Raises:
+          TypeError: if it is no string.
           ValueError: if `text` is not such a string.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"a schedule is a string, as in {EXAMPLE!r}, not {text!r}")
         try:
             prefix, strategy, launch, rest = text.strip().split(":", 3)
             if prefix != PREFIX:
                 raise ValueError(f"it begins with {prefix!r}")
             if strategy == "choices":
                 choices = _from_varints(zlib.decompress(base64.urlsafe_b64decode(rest)))
-                return cls(strategy=strategy, launch=int(launch), choices=choices)
+                return cls(strategy=strategy, launch=int(launch), choices=choices)._checked()
             if strategy not in STRATEGIES:
                 raise ValueError(f"there is no strategy {strategy!r}")
             seed, _, depth = rest.partition(":")
-            return cls(strategy=strategy, launch=int(launch), seed=int(seed), depth=int(depth or 3))
+            if depth and strategy != "pct":
+                raise ValueError(f"nothing may follow the seed of strategy {strategy!r}")
+            return cls(
+                strategy=strategy, launch=int(launch), seed=int(seed), depth=int(depth or 3)
+            )._checked()
         except (ValueError, zlib.error) as error:
             raise ValueError(
-                f"{text!r} is no schedule, which is written as in '{PREFIX}:random:0:17': {error}"
+                f"{text!r} is no schedule, which is written as in {EXAMPLE!r}: {error}"
             ) from None
+
+    def _checked(self) -> "Schedule":
+        """The schedule itself, once its numbers are known to be such as the runtime takes."""
+        for name, number, most in (
+            ("launch", self.launch or 0, 2**63 - 1),
+            ("seed", self.seed, 2**64 - 1),
+            ("depth", self.depth - 1, DEEPEST - 1),
+            ("choice", max(self.choices, default=0), 2**31 - 1),
+        ):
+            if not 0 <= number <= most:
+                raise ValueError(f"its {name} is out of range")
+        return self
 
 
 def _varints(numbers: tuple[int, ...]) -> bytes:

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What an agent does next: its number, the operation, the objects that it touches (none: they are not
-# known), and the core that it is, or that has started it.
+# What an agent does next: its number, the operation, the objects that it touches (none: they are
+# not known), and the core that it is, or that has started it.
 Step = tuple[int, str, tuple[int, ...], int]
 
 

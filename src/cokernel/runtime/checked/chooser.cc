@@ -152,8 +152,12 @@ Choice Chooser::recorded(const Situation& situation) {
   if (next_choice_ >= schedule_.choices.size()) return run_to_block(situation);
   const int32_t cores = situation.ready.count();
   const int32_t all = cores + static_cast<int32_t>(situation.dmas.size());
-  // A list that was made for another kernel still leads somewhere.
-  int32_t position = std::max(schedule_.choices[next_choice_++], 0) % all;
+  int32_t position = std::max(schedule_.choices[next_choice_++], 0);
+  if (position >= all) {
+    // The list was made for another kernel; the launch comes to an end all the same.
+    fits_ = false;
+    position %= all;
+  }
   if (position >= cores) return {true, position - cores};
   if (!situation.continues()) return {false, situation.ready.nth(position)};
   // The core that could go on comes first, then the others by number.

@@ -62,6 +62,9 @@ class Chooser {
 
   // At least two could go on.
   Choice choose(const Situation& situation);
+  // Whether the choices of the schedule have all been there to be taken so far.
+  bool fits() const { return fits_; }
+  bool has_choices_left() const { return next_choice_ < schedule_.choices.size(); }
 
  private:
   Choice random(const Situation& situation);
@@ -85,6 +88,7 @@ class Chooser {
   int64_t lowest_ = 0;
   int32_t turn_ = 0;  // kRoundRobin: the core after which everybody has had a turn.
   std::size_t next_choice_ = 0;
+  bool fits_ = true;
 };
 
 }  // namespace cokernel::checked

@@ -40,9 +40,8 @@ constexpr std::size_t kMostOthers = 64;
 
 bool is_same_core(const std::optional<Party>& one, const std::optional<Party>& other) {
   if (!one.has_value() || !other.has_value()) return one.has_value() == other.has_value();
-  return one->program == other->program && one->index == other->index &&
-         one->site == other->site && one->is_dma == other->is_dma &&
-         std::string_view(one->access) == other->access;
+  return one->program == other->program && one->index == other->index && one->site == other->site &&
+         one->is_dma == other->is_dma && std::string_view(one->access) == other->access;
 }
 
 bool is_same_block(const Place& one, const Place& other) {

@@ -56,9 +56,9 @@ class Parts {
 template <typename Position>
 void Parts<Position>::add(Position begin, Position end) {
   // The first piece that could touch the new one, and the first behind all that do.
-  const auto first = std::lower_bound(
-      all_.begin(), all_.end(), begin,
-      [](const auto& part, Position position) { return part.second < position; });
+  const auto first =
+      std::lower_bound(all_.begin(), all_.end(), begin,
+                       [](const auto& part, Position position) { return part.second < position; });
   auto last = first;
   for (; last != all_.end() && last->first <= end; ++last) {
     begin = std::min(begin, last->first);
@@ -161,6 +161,7 @@ struct CheckedRecord {
   int32_t schedules = 0;         // of so many,
   int32_t behaviours = 0;        // which showed so many different ones.
   Counts counts;
+  bool fits = true;         // The choices of the schedule could be taken.
   bool is_complete = true;  // Every schedule ran to its end.
   bool failed = false;
   Failure failure;  // If the launch failed by more than a finding.

@@ -190,21 +190,20 @@ void State::copy_undefined(Core* core, void* target, const void* source, int64_t
         const uintptr_t begin = address_of(source) + static_cast<uintptr_t>(source_offset);
         const uintptr_t distance =
             address_of(target) + static_cast<uintptr_t>(target_offset) - begin;
-        shadow_.for_each_undefined(*from, begin, begin + static_cast<uintptr_t>(bytes),
-                                   [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
-                                     shadow_.make_undefined(*to, first + distance, last + distance);
-                                     if (probe == 0) return;
-                                     // A value that came from elsewhere has been read there first.
-                                     const uint32_t writer = write & ~kUndefined;
-                                     const auto origin = writer == 0
-                                                             ? origins_.end()
-                                                             : origins_.find(origin_key(writer));
-                                     if (origin != origins_.end()) {
-                                       add_origin(probe, UndefinedRead(origin->second));
-                                     } else {
-                                       read.parts.add(first, last);
-                                     }
-                                   });
+        shadow_.for_each_undefined(
+            *from, begin, begin + static_cast<uintptr_t>(bytes),
+            [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
+              shadow_.make_undefined(*to, first + distance, last + distance);
+              if (probe == 0) return;
+              // A value that came from elsewhere has been read there first.
+              const uint32_t writer = write & ~kUndefined;
+              const auto origin = writer == 0 ? origins_.end() : origins_.find(origin_key(writer));
+              if (origin != origins_.end()) {
+                add_origin(probe, UndefinedRead(origin->second));
+              } else {
+                read.parts.add(first, last);
+              }
+            });
       });
   if (!read.parts.empty()) add_origin(probe, read);
 }
@@ -286,7 +285,8 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
   if (is_read_here) read.element_bytes = element_bytes;
   CoreInfo& known = info(core);
   UndefinedRead& last = known.undefined_reads[number];
-  if (last.core == read.core && last.site == read.site && last.serial == known.last_undefined_read) {
+  if (last.core == read.core && last.site == read.site &&
+      last.serial == known.last_undefined_read) {
     // The elements of one read may be asked for one by one.
     last.parts.add(read.parts);
   } else {

@@ -201,6 +201,7 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
   result["is_complete"] = record.is_complete;
   nb::dict schedule = describe_schedule(record.schedule);
   schedule["decisions"] = record.decisions;
+  schedule["fits"] = record.fits;
   if (record.schedule.record) {
     schedule["choices"] = nb::cast(record.choices);
     nb::list decisions;
