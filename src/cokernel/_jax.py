@@ -37,6 +37,7 @@ from jax._src.core import pp_eqn_rules
 from jax._src.core import resolve_input_effects
 from jax._src.core import trace_state_clean
 from jax._src.dispatch import apply_primitive
+from jax._src.dtypes import itemsize_bits
 from jax._src.flattree import FlatTree
 from jax._src.flattree import flatten as flatten_to_tree
 from jax._src.interpreters.partial_eval import trace_to_jaxpr

@@ -62,7 +62,14 @@ def test_the_matrix_product_compiles_for_hopper_and_is_measured(compiler_for):
     assert registers.code_bytes > 1000
     assert [call.unit for call in report.calls] == ["GPU"]
     [shared] = [use for use in report.memory if use.memory == "shared memory of a block"]
-    assert shared.asked == 2 * (2 * 2 * 128 * 64 + 128 * 128)
+    # Three arrays, and four barriers.
+    assert shared.asked == 2 * (2 * 2 * 128 * 64 + 128 * 128) + 4 * 8
+    assert report.code_bytes == registers.code_bytes
+    assert report.hbm_bytes == 80_000_000_000
+    assert report.compiler_bytes["argument_size"] == 2 * 2 * 256 * 256
+    text = " ".join(str(report).split())
+    assert f"HBM: arguments {2 * 2 * 256 * 256:,}, outputs" in text
+    assert f"{registers.registers} registers a thread, 0 bytes spilled" in text
 
 
 def test_blackwell_refuses_the_instructions_of_hopper(compiler_for):
@@ -107,6 +114,22 @@ def test_a_planted_error_is_refused_at_its_line(compiler_for, line_of):
     )
     assert not report.accepted
     assert report.place.line == line_of(consume, "copy_smem_to_gmem")
+
+
+def test_a_kernel_that_was_compiled_before_is_measured_again(compiler_for):
+    def consume(x_ref, o_ref, tile, full):
+        plgpu.barrier_wait(full)
+        o_ref[...] = tile[...]
+
+    kernel = two_programs(consume)
+    reports = [
+        aot.compile_with(compiler_for("h100"), function, jax.ShapeDtypeStruct((256,), F32))
+        for function in (kernel, kernel, lambda x: kernel(kernel(x)))
+    ]
+    for report in reports:
+        [registers] = report.registers
+        assert registers.kernel == "produce_and_consume"
+        assert registers.code_bytes > 100
 
 
 def test_shared_memory_that_is_not_there_is_refused_by_name(compiler_for):

@@ -1,5 +1,7 @@
 """Finding the line that is refused, with a stand-in for a compiler that refuses one operation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -91,3 +93,26 @@ def test_the_users_line_of_an_error_is_that_of_its_cause(line_of):
     with pytest.raises(ValueError, match="it failed") as error:
         wraps()
     assert places.line_of_error(error.value) == line_of(fails, "1 // 0")
+
+
+def test_methods_that_a_library_makes_of_text_are_not_the_users():
+    namespace = {"__name__": "some_library"}
+    exec("def check(): raise ValueError", namespace)
+
+    def body():
+        namespace["check"]()
+
+    with pytest.raises(ValueError) as error:
+        body()
+    line = body.__code__.co_firstlineno + 1
+    assert places.line_of_error(error.value) == f"{__file__}:{line}"
+
+
+def test_a_function_is_found_where_the_user_defines_it():
+    def inner(x):
+        return x
+
+    line = f"{__file__}:{inner.__code__.co_firstlineno}"
+    assert places.line_of_definition(inner) == line
+    assert places.line_of_definition(functools.partial(jax.jit(inner), 1)) == line
+    assert places.line_of_definition(max) == ""

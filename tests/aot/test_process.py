@@ -67,17 +67,66 @@ def test_a_compiler_that_takes_too_long_is_stopped(interpreter):
     interpreter(f"{READY}; exec sleep 60")
     with aot.Compiler(aot.TARGETS["v6e"], time_limit_s=0.2) as compiler:
         outcome = compiler.compile(b"")
-    assert outcome.crashed
+    assert (outcome.crashed, outcome.timed_out) == (False, True)
     assert "longer than 0.2 s" in outcome.error
+
+
+def test_that_the_compiler_takes_too_long_is_what_the_report_says(interpreter):
+    interpreter(f"{READY}; exec sleep 60")
+    report = aot.compile(lambda x: x, 1.0, target="v6e", time_limit_s=0.2)
+    assert report.timed_out
+    assert "for v6e: the compiler took too long" in str(report)
+
+
+def test_a_compiler_that_ended_between_two_modules_is_a_finding(interpreter):
+    interpreter(f'{READY}; echo \'{{"error": "no"}}\'')
+    with aot.Compiler(aot.TARGETS["v6e"]) as compiler:
+        compiler.compile(b"")
+        compiler._process.wait()
+        outcome = compiler.compile(b"")
+    assert outcome.crashed
+    assert "exit status 0" in outcome.error
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), float("inf")])
+def test_a_time_limit_is_a_number_of_seconds(limit):
+    with pytest.raises(ValueError, match="time_limit_s must be a positive number of seconds"):
+        aot.compile(lambda: None, target="v6e", time_limit_s=limit)
+
+
+def test_what_is_not_a_function_is_refused():
+    with pytest.raises(TypeError, match="what is compiled is a function of arrays, got 3"):
+        aot.compile(3, target="v6e")
 
 
 def test_a_compiler_that_does_not_start_is_an_error(interpreter):
     interpreter("echo broken >&2; exit 3")
     with (
         aot.Compiler(aot.TARGETS["v6e"]) as compiler,
-        pytest.raises(RuntimeError, match=r"does not start: .* exit status 3: broken"),
+        pytest.raises(
+            aot.CompilerMissing, match=r"does not start in .*python: .* exit status 3: broken"
+        ),
     ):
         compiler.compile(b"")
+
+
+def test_what_is_not_python_is_shown_with_what_it_says(interpreter):
+    interpreter("echo hello; exec sleep 60")
+    with (
+        aot.Compiler(aot.TARGETS["v6e"]) as compiler,
+        pytest.raises(aot.CompilerMissing, match=r"does not start in .*: .*hello"),
+    ):
+        compiler.compile(b"")
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("COKERNEL_AOT_PYTHON", str(tmp_path / "nothing"))
+    with (
+        aot.Compiler(aot.TARGETS["h100"]) as compiler,
+        pytest.raises(aot.CompilerMissing, match=r"cannot run .*nothing \(No such file") as error,
+    ):
+        compiler.compile(b"")
+    assert "Set the environment variable COKERNEL_AOT_PYTHON" in str(error.value)
 
 
 def test_an_unknown_target_is_refused_with_those_there_are():

@@ -148,3 +148,43 @@ def test_what_cannot_be_traced_is_refused_at_its_line(tpu):
     assert (report.accepted, report.stage) == (False, "trace")
     assert "nowhere" in report.message
     assert report.place.line == marked(test_what_cannot_be_traced_is_refused_at_its_line, "axis")
+
+
+def test_a_function_of_several_devices_is_refused_with_what_to_do(tpu):
+    devices = jax.make_mesh((1,), ("device",))
+    share = jax.sharding.PartitionSpec("device")
+
+    def several(x):
+        return jax.shard_map(lambda y: y * 2, mesh=devices, in_specs=share, out_specs=share)(x)
+
+    report = aot.compile_with(tpu, several, jax.ShapeDtypeStruct((8,), F32))
+    assert (report.accepted, report.stage) == (False, "trace")
+    assert "name the one that shard_map maps" in report.message
+    assert report.place.line.startswith(f"{__file__}:")
+
+
+def test_a_kernel_may_have_any_name(tpu):
+    with cokernel.target(tpu.target.name):
+        mesh = vector_mesh()
+
+    def body(x_ref, o_ref):
+        pltpu.sync_copy(x_ref, o_ref)
+
+    name = """a "quoted" name: it's ünï\\code\n"""
+    shape = jax.ShapeDtypeStruct((16,), F32)
+    report = aot.compile_with(tpu, cokernel.kernel(body, shape, mesh=mesh, name=name), shape)
+    assert report.accepted, str(report)
+    assert [call.kernel for call in report.calls] == [name]
+
+
+def test_a_function_without_kernels_is_said_to_call_none(tpu):
+    report = aot.compile_with(tpu, lambda x: x + 1, jax.ShapeDtypeStruct((16,), F32))
+    assert report.accepted
+    assert "the compiled function calls no kernel of programs" in str(report)
+    text = " ".join(str(report).split())
+    assert "HBM: arguments 512, outputs 512, temporaries 0 bytes" in text
+    assert f"of which the chip has {HBM[tpu.target.name]}" in text
+
+
+# What Google's pages say of each chip's memory for one device of JAX.
+HBM = {"v5p": "103,000,000,000", "v6e": "34,400,000,000", "tpu7x": "103,000,000,000"}

@@ -94,3 +94,18 @@ def test_sizes_are_those_that_the_compiler_names():
     by_unit = {call.unit: call for call in schedule.calls(text)}
     assert by_unit["TensorCore"].vmem_bytes == 4096
     assert by_unit["SparseCore"].code_bytes == 9088
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (r"a \"quoted\" name", 'a "quoted" name'),
+        (r"it\'s", "it's"),
+        (r"back\\slash", "back\\slash"),
+        (r"\303\274ber", "über"),
+        (r"two\nlines\tand a tab", "two\nlines\tand a tab"),
+    ],
+)
+def test_a_kernels_name_may_have_any_character(written, name):
+    text = module(TC.format("").replace('"k"', f'"{written}"'))
+    assert [call.kernel for call in schedule.calls(text)] == [name]

@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -34,7 +34,8 @@ def compile(  # noqa: A001
       time_limit_s: seconds after which the compiler is stopped.
 
     Raises:
-      ValueError: if there is no such target.
+      TypeError: if `fn` is not a function.
+      ValueError: if there is no such target, or the time limit is not a positive number.
       CompilerMissing: if the chip's compiler is not installed; it says how to get it.
     """
     with Compiler(targets.find(target), time_limit_s) as compiler:
@@ -43,6 +44,8 @@ def compile(  # noqa: A001
 
 def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Report:
     """Like `compile`, with a compiler that is started already and serves several functions."""
+    if not callable(fn):
+        raise TypeError(f"what is compiled is a function of arrays, got {fn!r}")
     target = compiler.target
     name = getattr(fn, "__name__", None) or type(fn).__name__
     try:
@@ -50,7 +53,7 @@ def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Repo
             traced = jax.jit(fn).trace(*args)
     except Exception as error:
         # Whatever tracing raises is why this function cannot be compiled.
-        return _refused_here(name, target, "trace", error, None)
+        return _not_traced(name, target, fn, error)
     jaxpr = traced.jaxpr
     budget = target.memory_budget()
     uses = [use for eqn in memory.kernels(jaxpr) for use in memory.memory_uses(eqn, budget)]
@@ -74,12 +77,14 @@ def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Repo
             stage="compile",
             message=_readable(outcome.error),
             crashed=outcome.crashed,
+            timed_out=outcome.timed_out,
             place=place,
             memory=uses,
         )
     sizes = dict(outcome.compiled["memory"])
     calls = schedule.calls(outcome.compiled["hlo"])
     problems = schedule.problems(calls)
+    registers = [Registers(**found) for found in outcome.compiled["registers"]]
     return Report(
         function=name,
         target=target.name,
@@ -88,11 +93,18 @@ def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Repo
         message="; ".join(problems),
         seconds=outcome.compiled["seconds"],
         memory=uses,
-        code_bytes=sizes.pop("generated_code_size", 0) or None,
+        code_bytes=sizes.pop("generated_code_size", 0) or _code_of(registers),
         compiler_bytes=sizes,
+        hbm_bytes=target.memory_budget()["HBM"],
         calls=calls,
-        registers=[Registers(**found) for found in outcome.compiled["registers"]],
+        registers=registers,
     )
+
+
+def _code_of(registers: Sequence[Registers]) -> int | None:
+    """Returns the size of the machine code of a GPU's kernels, None where it is not known."""
+    sizes = [found.code_bytes for found in registers]
+    return sum(size for size in sizes if size is not None) or None
 
 
 class _lowering_for:
@@ -180,6 +192,22 @@ def _kernel_at_fault(jaxpr: Any, uses: list[memory.MemoryUse]) -> Place | None:
         what = f"the kernel's memory, of which the largest piece is {largest[0].largest}"
     line = places.line_in_text(info.func_src_info or "")
     return Place(info.func_name, line, what)
+
+
+def _not_traced(name: str, target: Target, fn: Any, error: Exception) -> Report:
+    refused = _refused_here(name, target, "trace", error, None)
+    line = places.line_of_definition(fn)
+    if refused.place is None and line:
+        place = Place("", line, "an error while JAX traces it")
+        refused = dataclasses.replace(refused, place=place)
+    if targets.MESH_AXIS in refused.message:
+        # It is in no program's way but that of shard_map, which has a mesh of devices of its own.
+        advice = (
+            "A function is compiled for one device: name the one that shard_map maps, with the "
+            "types of one device's share"
+        )
+        refused = dataclasses.replace(refused, message=f"{refused.message}\n{advice}")
+    return refused
 
 
 _DOING = {"trace": "traces", "lower": "lowers"}

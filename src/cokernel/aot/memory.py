@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-import operator
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,9 +18,11 @@ class MemoryUse:
     Attributes:
       kernel: the kernel's name.
       memory: which memory, as in "VMEM of a vector subcore".
-      asked: bytes of its scratch there, without the compiler's padding.
-      budget: bytes that the chip has of it, None where that is not known.
-      largest: the largest piece, by its name in the program and with its type.
+      asked: bytes of its scratch there, without the compiler's padding; of memory for semaphores,
+        how many semaphores.
+      budget: what the chip has of it, None where that is not known.
+      largest: the largest piece, by its name in the program, or where it is allocated, and its
+        type.
     """
 
     kernel: str
@@ -63,45 +63,90 @@ def memory_uses(eqn: Any, budget: dict[str, int]) -> list[MemoryUse]:
     scratch = zip(programs[0].invars[num_others:], names[num_others:], strict=True)
     for var, name in scratch:
         memory = _memory_of(var.aval, meshes)
-        size = size_in_bytes(var.aval)
+        size = size_of(var.aval)
         asked[memory] += size
-        pieces[memory] = max(pieces.get(memory, (0, "")), (size, _described(name, var.aval)))
+        _keep_larger(pieces, memory, size, _described(name, var.aval))
     scoped: Counter[str] = Counter()
     # Cores of one mesh never share their own memory with those of another, except on a GPU: there,
     # all that several programs allocate is allocated at once.
-    combine = operator.add if len(meshes) > 1 and is_gpu_mesh(meshes[0]) else max
+    together = len(meshes) > 1 and is_gpu_mesh(meshes[0])
     for mesh, program in zip(meshes, programs, strict=True):
-        for memory, size in _scoped(program, (mesh,), combine).items():
-            scoped[memory] = combine(scoped[memory], size)
+        scope = _Scope((mesh,), together, pieces)
+        for memory, size in scope.most(program).items():
+            scoped[memory] = scope.combined(memory, scoped[memory], size)
+    total = asked + scoped
+    vectors = [mesh for mesh in meshes if isinstance(mesh, _jax.VectorSubcoreMesh)]
+    if total[_SHARED] and vectors:
+        total[_SHARED_AND_OWN] = (
+            total[_SHARED] + vectors[0].num_subcores * total["VMEM of a vector subcore"]
+        )
+        pieces[_SHARED_AND_OWN] = pieces[_SHARED]
     return [
         MemoryUse(
             kernel=kernel_name(eqn),
             memory=memory,
             asked=size,
             budget=budget.get(memory),
-            largest=pieces.get(memory, (0, "allocated by run_scoped"))[1],
+            largest=pieces[memory][1],
         )
-        for memory, size in sorted((asked + scoped).items())
+        for memory, size in sorted(total.items())
     ]
 
 
-def _scoped(
-    jaxpr: Any, meshes: tuple[Any, ...], combine: Callable[[int, int], int]
-) -> Counter[str]:
-    """Returns the most that `run_scoped` has allocated at any time, by memory; `combine` says what
-    two allocations need of which one ends before the other begins."""
-    most: Counter[str] = Counter()
-    for eqn in jaxpr.eqns:
-        here: Counter[str] = Counter()
-        for inner in _jax.jaxprs_in_params(eqn.params):
-            for memory, size in _scoped(inner, meshes, combine).items():
-                here[memory] = max(here[memory], size)
-            if eqn.primitive is _jax.pallas_primitives.run_scoped_p:
-                for var in inner.invars:
-                    here[_memory_of(var.aval, meshes)] += size_in_bytes(var.aval)
-        for memory, size in here.items():
-            most[memory] = combine(most[memory], size)
-    return Counter({memory: size for memory, size in most.items() if size})
+_SHARED = "shared memory of a SparseCore"
+# They are parts of one memory, of which vector subcores have each their own share.
+_SHARED_AND_OWN = "shared memory and VMEM of a SparseCore"
+_REGISTERS = "registers of a warpgroup"
+
+
+def _keep_larger(
+    pieces: dict[str, tuple[int, str]], memory: str, size: int, described: str
+) -> None:
+    if memory not in pieces or size > pieces[memory][0]:
+        pieces[memory] = (size, described)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scope:
+    """Adds up what `run_scoped` allocates in a program.
+
+    Attributes:
+      meshes: that of the program.
+      together: whether all that programs allocate is allocated at once.
+      pieces: the largest pieces by memory, to which those of the program are added.
+    """
+
+    meshes: tuple[Any, ...]
+    together: bool
+    pieces: dict[str, tuple[int, str]]
+
+    def combined(self, memory: str, first: int, second: int) -> int:
+        """Returns what two allocations need of which one ends before the other begins."""
+        # Registers are each program's own.
+        return first + second if self.together and memory != _REGISTERS else max(first, second)
+
+    def most(self, jaxpr: Any) -> Counter[str]:
+        """Returns the most that is allocated at any time, by memory."""
+        most: Counter[str] = Counter()
+        for eqn in jaxpr.eqns:
+            here: Counter[str] = Counter()
+            for inner in _jax.jaxprs_in_params(eqn.params):
+                for memory, size in self.most(inner).items():
+                    # Which branch is taken is not known, and all of them are allocated together.
+                    here[memory] = self.combined(memory, here[memory], size)
+                if eqn.primitive is _jax.pallas_primitives.run_scoped_p:
+                    self._add_scope(eqn, inner, here)
+            for memory, size in here.items():
+                most[memory] = self.combined(memory, most[memory], size)
+        return most
+
+    def _add_scope(self, eqn: Any, inner: Any, here: Counter[str]) -> None:
+        frame = _jax.user_frame(eqn.source_info.traceback)
+        at = "" if frame is None else f" at {frame.file_name}:{frame.start_line}"
+        for var in inner.invars:
+            memory, size = _memory_of(var.aval, self.meshes), size_of(var.aval)
+            here[memory] += size
+            _keep_larger(self.pieces, memory, size, _described(f"run_scoped{at}", var.aval))
 
 
 def _described(name: str, aval: Any) -> str:
@@ -109,14 +154,19 @@ def _described(name: str, aval: Any) -> str:
     return f"{name or 'scratch'}: {inner}"
 
 
-def size_in_bytes(aval: Any) -> int:
-    """Returns the bytes of what a Ref holds; semaphores count as nothing."""
+# The PTX manual: an mbarrier object has 8 bytes.
+_BARRIER_BYTES = 8
+
+
+def size_of(aval: Any) -> int:
+    """Returns the bytes of what a Ref holds, or how many semaphores it has."""
     inner = getattr(aval, "inner_aval", aval)
-    dtype = getattr(inner, "dtype", None)
-    if not isinstance(dtype, np.dtype):
-        return 0
-    bits = getattr(dtype, "itemsize", 0) * 8
-    return math.prod(inner.shape) * bits // 8
+    count = math.prod(inner.shape)
+    if isinstance(inner.dtype, np.dtype):
+        return -(-count * _jax.itemsize_bits(inner.dtype) // 8)
+    if isinstance(inner.dtype, _jax.AbstractSemaphoreTy):
+        return count
+    return count * _BARRIER_BYTES
 
 
 def _memory_of(aval: Any, meshes: tuple[Any, ...]) -> str:
@@ -125,16 +175,20 @@ def _memory_of(aval: Any, meshes: tuple[Any, ...]) -> str:
     if isinstance(space, _jax.CoreMemorySpace):
         space, owners = space.memory_space, (space.mesh,)
     names = _jax.TpuMemorySpace
+    dtype = getattr(getattr(aval, "inner_aval", aval), "dtype", None)
     match space:
+        case _ if any(map(is_gpu_mesh, owners)):
+            if isinstance(dtype, _jax.AbstractSemaphoreTy):
+                return "semaphores"
+            names_on_gpu = {"SMEM": "shared memory of a block", "GMEM": "HBM", "REGS": _REGISTERS}
+            name = getattr(space, "name", "HBM")
+            return names_on_gpu.get(name, name)
         case names.HBM | None:
             return "HBM"
         case names.VMEM_SHARED:
-            return "shared memory of a SparseCore"
+            return _SHARED
         case names.SEMAPHORE:
-            return "semaphores"
-        case _ if any(map(is_gpu_mesh, owners)):
-            names_on_gpu = {"SMEM": "shared memory of a block", "GMEM": "HBM"}
-            return names_on_gpu.get(space.name, space.name)
+            return f"semaphores of {_owner(owners)}"
         case _:
             return f"{getattr(space, 'name', space)} of {_owner(owners)}"
 

@@ -5,6 +5,8 @@ such beginning that is still refused ends with the equation at fault.
 """
 
 import dataclasses
+import functools
+import inspect
 import pathlib
 import re
 import types
@@ -38,11 +40,24 @@ class Place:
 
 def is_users(filename: str) -> bool:
     """Returns whether a file is neither JAX's nor Cokernel's."""
-    return _jax.is_user_filename(filename) and not filename.startswith(_PACKAGE)
+    is_pythons = filename.startswith("<frozen ")
+    return _jax.is_user_filename(filename) and not filename.startswith(_PACKAGE) and not is_pythons
+
+
+def line_of_definition(fn: Any) -> str:
+    """Returns where the user defines a function, or nothing if another one does."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return ""
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def line_of_error(error: BaseException) -> str:
     """Returns the innermost line of the user's in the traceback of what went wrong first."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
     cause = error.__cause__ or error.__context__
     line = line_of_error(cause) if cause is not None else ""
     return line or _line_of_traceback(error.__traceback__)
@@ -52,7 +67,10 @@ def _line_of_traceback(traceback: types.TracebackType | None) -> str:
     line = ""
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
-        if is_users(filename):
+        # Text that a library executes, such as the methods of a data class, is in no file of its.
+        module = traceback.tb_frame.f_globals.get("__name__", "")
+        is_text_of_library = filename == "<string>" and module != "__main__"
+        if is_users(filename) and not is_text_of_library:
             line = f"{filename}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return line

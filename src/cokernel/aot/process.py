@@ -24,19 +24,21 @@ _START_LIMIT_S = 120.0
 
 
 class CompilerMissing(RuntimeError):
-    """There is no compiler for the chip: its wheel is not installed."""
+    """No compiler for the chip can be started; most often, its wheel is not installed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What became of one module: `compiled`, what the compiler tells of it; else `error`.
 
-    `crashed` says that the error is not the compiler's message but how its process ended.
+    `crashed` says that the error is not the compiler's message but how its process ended, and
+    `timed_out` that it was stopped because it took too long.
     """
 
     compiled: Mapping[str, Any] | None
     error: str = ""
     crashed: bool = False
+    timed_out: bool = False
 
 
 class Compiler:
@@ -48,9 +50,15 @@ class Compiler:
 
     Raises:
       CompilerMissing: when it is started or first used, if its wheel is not installed.
+      ValueError: if the time limit is not a positive number.
     """
 
     def __init__(self, target: Target, time_limit_s: float = 300.0):
+        # Written so that NaN is refused too.
+        if not 0 < time_limit_s <= threading.TIMEOUT_MAX:
+            raise ValueError(
+                f"time_limit_s must be a positive number of seconds, got {time_limit_s}"
+            )
         self.target = target
         self._time_limit_s = time_limit_s
         self._process: subprocess.Popen[str] | None = None
@@ -71,11 +79,15 @@ class Compiler:
         assert self._process.stdin is not None
         path = pathlib.Path(self._folder.name) / "module.mlirbc"
         path.write_bytes(module)
-        self._process.stdin.write(f"{path}\n")
-        self._process.stdin.flush()
+        # A process that has ended since its last answer says so below.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{path}\n")
+            self._process.stdin.flush()
         answer = self._next_answer(self._time_limit_s)
         if answer is None:
-            return Outcome(None, self._epitaph(), crashed=True)
+            timed_out = self._timed_out
+            error = self._epitaph(self._time_limit_s)
+            return Outcome(None, error, crashed=not timed_out, timed_out=timed_out)
         if "error" in answer:
             return Outcome(None, answer["error"])
         return Outcome(answer)
@@ -84,7 +96,7 @@ class Compiler:
         """Starts the process, if it does not run already.
 
         Raises:
-          CompilerMissing: if the compiler's wheel is not installed.
+          CompilerMissing: if the compiler's wheel is not installed, or its process does not start.
         """
         if self._process is not None:
             return
@@ -113,21 +125,33 @@ class Compiler:
             environment.pop(name, None)
         worker = pathlib.Path(__file__).with_name("worker.py")
         self._log = pathlib.Path(self._folder.name, "log").open("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [interpreter, str(worker), json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [interpreter, str(worker), json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env=environment,
+            )
+        except OSError as error:
+            self._log.close()
+            raise CompilerMissing(
+                f"no compiler for {target.name}: cannot run {interpreter} ({error.strerror}). Set "
+                f"the environment variable {INTERPRETER_VARIABLE} to the path of a Python, or unset"
+                " it"
+            ) from error
         self._answers = queue.Queue()
         threading.Thread(
             target=_forward, args=(self._process.stdout, self._answers), daemon=True
         ).start()
         answer = self._next_answer(_START_LIMIT_S)
         if answer is None:
-            raise RuntimeError(f"the compiler for {target.name} does not start: {self._epitaph()}")
+            raise CompilerMissing(
+                f"the compiler for {target.name} does not start in {interpreter}: "
+                f"{self._epitaph(_START_LIMIT_S)}. Set the environment variable "
+                f"{INTERPRETER_VARIABLE} to a Python that has cokernel[{target.extra}]"
+            )
         if "missing" in answer:
             self._stop()
             raise CompilerMissing(
@@ -137,20 +161,31 @@ class Compiler:
             )
 
     def _next_answer(self, limit_s: float) -> dict[str, Any] | None:
-        """Returns the worker's next answer, or None if it ended or took too long."""
+        """Returns the worker's next answer, or None if it ended, took too long or made no sense."""
         self._timed_out = False
         try:
             line = self._answers.get(timeout=limit_s)
         except queue.Empty:
             self._timed_out = True
             return None
-        return None if line is None else json.loads(line)
+        if line is None:
+            return None
+        try:
+            answer = json.loads(line)
+        except json.JSONDecodeError:
+            # Whatever runs is not the worker. What it said is shown with the rest.
+            print(line, file=self._log, flush=True)
+            assert self._process is not None
+            self._process.kill()
+            return None
+        assert isinstance(answer, dict)
+        return answer
 
-    def _epitaph(self) -> str:
+    def _epitaph(self, limit_s: float) -> str:
         """Ends the worker and returns how it ended, with the last that it had to say."""
         assert self._process is not None
         if self._timed_out:
-            how = f"the compiler took longer than {self._time_limit_s:g} s and was stopped"
+            how = f"the compiler took longer than {limit_s:g} s and was stopped"
             self._process.kill()
             self._process.wait()
         else:

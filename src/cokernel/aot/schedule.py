@@ -179,7 +179,7 @@ def _call(name: str, line: str, unit: str, computation: str, position: int) -> C
     part = _PART.search(line)
     return Call(
         name=name,
-        kernel=json.loads(f'"{kernel[1]}"') if kernel else "",
+        kernel=_unescaped(kernel[1]) if kernel else "",
         unit=unit,
         computation=computation,
         start=position,
@@ -190,6 +190,20 @@ def _call(name: str, line: str, unit: str, computation: str, position: int) -> C
         operands=(),
         results=(name,),
     )
+
+
+_ESCAPE = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
+_CONTROLS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+
+
+def _unescaped(text: str) -> str:
+    """Returns what XLA has written as in C: bytes beyond ASCII are in octal."""
+
+    def plain(found: re.Match[bytes]) -> bytes:
+        escaped = found[1]
+        return bytes([int(escaped, 8)]) if escaped.isdigit() else _CONTROLS.get(escaped, escaped)
+
+    return _ESCAPE.sub(plain, text.encode()).decode(errors="replace")
 
 
 def _used_vmem(line: str) -> int | None:
