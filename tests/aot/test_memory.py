@@ -135,9 +135,17 @@ def asks_for(kind, words, chip):
             pltpu.sync_copy(x_ref, o_ref)
             return
         if kind == "vector":
-            last = words - 1 - lax.axis_index("subcore")
-            memory[last] = last
-            pltpu.sync_copy(x_ref.at[pl.ds(memory[last] * 0, 16)], row)
+
+            @pl.loop(0, words)
+            def _fill(word):
+                memory[word] = word + lax.axis_index("subcore")
+
+            @pl.loop(0, words)
+            def _read(word):
+                @pl.when(memory[word] > 3)
+                def _copy():
+                    pltpu.sync_copy(x_ref, row)
+
             pltpu.sync_copy(row, o_ref)
             return
         pltpu.sync_copy(x_ref, memory.at[pl.ds(words - 16, 16)])

@@ -95,8 +95,8 @@ class Target:
 # registers of 32 bits for each of a warpgroup's 128 threads.
 _GPU_BUDGET = {"shared memory of a block": 227 * 1024, "registers of a warpgroup": 255 * 4 * 128}
 
-# What libtpu's compiler names in its refusals as its limits, which JAX does not publish. Of a scalar
-# subcore's memory it takes up to a hundred words itself, depending on the kernel.
+# What libtpu's compiler names in its refusals as its limits, which JAX does not publish. Of a
+# scalar subcore's memory it takes up to a hundred words itself, depending on the kernel.
 _SPARSE_CORE_BUDGET = {
     "SMEM of a vector subcore": 2047 * 4,
     "SMEM of a scalar subcore": 16384 * 4,
