@@ -80,6 +80,8 @@ class Context:
         # at hand reads one.
         self.polled: set[Any] = set()
         self.is_polled = False
+        # What the runtime has said of the read before this equation; see `ops/definedness.py`.
+        self.answer: Any = None
         # How many accesses to memory checked mode has been told of; see `program.py`.
         self.probe_count = 0
         # In checked mode, for each jaxpr being walked, innermost last: the Refs whose scope ends

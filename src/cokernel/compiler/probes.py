@@ -5,10 +5,11 @@ Everything here is emitted only for a kernel that is compiled with `checked`; se
 the Ref as the program calls it), the kind of access, and where the elements are.
 """
 
+import dataclasses
 import enum
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
@@ -43,6 +44,17 @@ class Access(enum.Enum):
     NONE = -1
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the runtime has said when it was told of a read."""
+
+    # The Ref and the indices, as the equation has them.
+    atoms: Sequence[Any]
+    view: "View"
+    # Zero if everything there is defined.
+    register: ir.Value
+
+
 def is_probed(context: "Context") -> bool:
     """Whether accesses to memory are followed. A rule asks before it emits a probe."""
     checked = context.kernel.checked
@@ -58,10 +70,12 @@ def access_site(context: "Context", view: "View", operation: str) -> ir.Constant
     return context.site(operation, view.ref.name, shape=shape, rank=len(view.extents))
 
 
-def probe(context: "Context", view: "View", access: Access, operation: str) -> None:
-    """Tells the runtime of an access to everything that a view shows."""
+def probe(context: "Context", view: "View", access: Access, operation: str) -> ir.Value | None:
+    """Tells the runtime of an access to everything that a view shows. Returns the runtime's answer,
+    not zero where something there may have been undefined before; None if it was not asked so.
+    """
     if access is Access.NONE or dtypes.is_semaphore(view.dtype) or not is_probed(context):
-        return
+        return None
     from cokernel.compiler.refs import Place
 
     if view.pieces is not None:
@@ -74,9 +88,10 @@ def probe(context: "Context", view: "View", access: Access, operation: str) -> N
         access = Access.POLL
     site = access_site(context, view, operation)
     if view.indices is not None:
-        return _probe_picked(context, view, access, site)
+        _probe_picked(context, view, access, site)
+        return None
     itemsize = dtypes.itemsize(view.dtype)
-    probe_block(context, site, access, view.address, view.extents, view.strides, itemsize)
+    return probe_block(context, site, access, view.address, view.extents, view.strides, itemsize)
 
 
 # Blocks.
@@ -90,10 +105,12 @@ def probe_block(
     extents: Sequence[Index],
     strides: Sequence[int],
     itemsize: int,
-) -> None:
-    """Tells of an access to a strided block. Strides are in bytes."""
+) -> ir.Value | None:
+    """Tells of an access to a strided block, and returns the runtime's answer. Strides are in
+    bytes.
+    """
     if any(isinstance(extent, int) and extent == 0 for extent in extents):
-        return
+        return None
     extents, strides = merged(context.function, extents, strides)
     if not extents:
         return probe_run(context, site, access, address, itemsize, itemsize)
@@ -101,9 +118,9 @@ def probe_block(
         size = context.function.multiply(extents[0], itemsize)
         return probe_run(context, site, access, address, size, itemsize)
     function = context.function
-    function.call_external(
+    return function.call_external(
         "cokernel_checked_access_strided",
-        void,
+        i32,
         [
             *_head(function, site, access),
             address,
@@ -122,12 +139,12 @@ def probe_run(
     address: ir.Value,
     size: Index,
     itemsize: int,
-) -> None:
-    """Tells of an access to `size` bytes that lie together."""
+) -> ir.Value:
+    """Tells of an access to `size` bytes that lie together, and returns the runtime's answer."""
     function = context.function
     arguments = [address, function.index(size), ir.Constant(i64, itemsize)]
-    function.call_external(
-        "cokernel_checked_access", void, [*_head(function, site, access), *arguments]
+    return function.call_external(
+        "cokernel_checked_access", i32, [*_head(function, site, access), *arguments]
     )
 
 
@@ -355,7 +372,8 @@ def probe_front(
     buffer = view.buffer()
     if buffer.is_dense:
         size = context.function.multiply(count, itemsize)
-        return probe_run(context, site, access, buffer.address, size, itemsize)
+        probe_run(context, site, access, buffer.address, size, itemsize)
+        return
     inner = context.function.sibling("probe_front", [pointer, i64])
     base, limit = inner.parameters
     with context.inside(inner):

@@ -3,6 +3,7 @@
 """
 
 import contextlib
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,10 +21,10 @@ from cokernel.compiler.ops import masked, sparsecore_memory
 from cokernel.compiler.ops.control import outlined
 from cokernel.compiler.ops.registry import checked_rule
 from cokernel.compiler.pieces import piece
-from cokernel.compiler.probes import Access, merged, table
+from cokernel.compiler.probes import Access, Answer, merged, table
 from cokernel.compiler.refs import View
 from cokernel.compiler.transforms import resolve
-from cokernel.compiler.values import Buffer, Value, is_small, make_packed, pack
+from cokernel.compiler.values import Buffer, Packed, Scalar, Value, is_small, make_packed, pack
 
 _BOOL = np.dtype(np.bool_)
 
@@ -43,6 +44,9 @@ def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
     shape = tuple(eqn.outvars[0].aval.shape)
     operation = eqn.params["operation"]
     if eqn.params["form"] == "view":
+        answer, context.answer = context.answer, None
+        if answer is not None and _is_same(answer.atoms, eqn.invars):
+            return _mask_after_read(context, answer, shape, eqn.params["read"])
         ref, transforms = selection
         view = _view(context, ref, transforms, operation)
         return _settled(context, _mask_of_view(context, view, shape, eqn.params["read"]))
@@ -127,6 +131,11 @@ def read_numbers(function: FunctionBuilder, numbers: Sequence[int]) -> list[ir.V
     return [table, ir.Constant(i32, len(numbers))]
 
 
+def _is_same(atoms: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two equations name the same part of the same Ref."""
+    return len(atoms) == len(others) and all(map(operator.is_, atoms, others))
+
+
 # Masks as values.
 
 
@@ -176,13 +185,43 @@ def _mask_of_view(context: Context, view: View, shape: Sequence[int], read: int)
 
         _for_each_element(context, view, target, ask)
         return target
+    _fill_mask(context, view, target, read)
+    return target
+
+
+def _fill_mask(context: Context, view: View, target: Buffer, read: int) -> None:
+    """Asks the runtime for the mask of what strides describe."""
     builder = context.builder
     answer = _ask_view(context, view, target.address, read)
     # The runtime fills the mask only where there is something to say.
     is_clean = builder.icmp_signed("==", answer, ir.Constant(i32, 0))
     with builder.if_then(is_clean, likely=True):
         nests.fill_zero(context, target.address, target.size)
-    return target
+
+
+def _mask_after_read(context: Context, answer: Answer, shape: Sequence[int], read: int) -> Value:
+    """The mask of what has just been read. The runtime is asked for it only if it said then that
+    there is one.
+    """
+    builder = context.builder
+    target = nests.dense_buffer(context, shape, _BOOL)
+    is_bad = builder.icmp_signed("!=", answer.register, ir.Constant(i32, 0))
+    if shape and not is_small(shape, _BOOL):
+        with builder.if_else(is_bad, likely=False) as (bad, clean):
+            with bad:
+                _fill_mask(context, answer.view, target, read)
+            with clean:
+                nests.fill_zero(context, target.address, target.size)
+        return target
+    before = builder.block
+    with builder.if_then(is_bad, likely=False):
+        _fill_mask(context, answer.view, target, read)
+        mask = pack(context.function, target)
+        filled = builder.block
+    register = builder.phi(mask.type)
+    register.add_incoming(ir.Constant(mask.type, None), before)
+    register.add_incoming(mask, filled)
+    return make_packed(shape, _BOOL, register)
 
 
 def _ask_view(context: Context, view: View, mask: ir.Value, read: int) -> ir.Value:
@@ -224,8 +263,10 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) 
         with builder.if_then(_any(context, held), likely=False):
             _for_each_element(context, view, held, mark)
         return
-    dense = context.dense(mask)
-    with builder.if_then(_any(context, dense), likely=False):
+    # A mask in a register is stored only if it says anything.
+    taken: Value = mask if isinstance(mask, Scalar | Packed) else context.dense(mask)
+    with builder.if_then(_any(context, taken), likely=False):
+        dense = context.dense(taken)
         function = context.function
         extents, strides = merged(function, view.extents, view.strides)
         function.call_external(

@@ -11,7 +11,7 @@ from cokernel.compiler import views
 from cokernel.compiler.access import accumulate, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import apply_elementwise, element_rule, rule
-from cokernel.compiler.probes import Access
+from cokernel.compiler.probes import Access, Answer, probe
 from cokernel.compiler.refs import RefValue
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Value
@@ -20,7 +20,10 @@ from cokernel.compiler.values import Value
 @rule(_jax.get_p)
 def _get(context: Context, eqn: Any, ref: RefValue, *indices: Any) -> Value:
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
-    return read(context, resolve(context, ref, transforms, "read", access=Access.READ))
+    view = resolve(context, ref, transforms, "read", access=Access.NONE)
+    answer = probe(context, view, Access.READ, "read")
+    context.answer = None if answer is None else Answer(eqn.invars, view, answer)
+    return read(context, view)
 
 
 @rule(_jax.swap_p)

@@ -43,11 +43,12 @@ int32_t cokernel_checked_read(cokernel::Core* core, cokernel::Semaphore* semapho
 
 // Accesses to memory: `bytes` contiguous ones; a strided block, strides in bytes; or `count`
 // pieces of `bytes_each`, of which those count whose `mask` is not zero (all, if it is null).
-void cokernel_checked_access(cokernel::Core* core, int32_t site, int32_t kind, void* address,
-                             int64_t bytes, int64_t element_bytes);
-void cokernel_checked_access_strided(cokernel::Core* core, int32_t site, int32_t kind,
-                                     void* address, int64_t element_bytes, int64_t rank,
-                                     const int64_t* extents, const int64_t* strides);
+// The first two return 1 if something there may have been undefined before, else 0.
+int32_t cokernel_checked_access(cokernel::Core* core, int32_t site, int32_t kind, void* address,
+                                int64_t bytes, int64_t element_bytes);
+int32_t cokernel_checked_access_strided(cokernel::Core* core, int32_t site, int32_t kind,
+                                        void* address, int64_t element_bytes, int64_t rank,
+                                        const int64_t* extents, const int64_t* strides);
 void cokernel_checked_access_picked(cokernel::Core* core, int32_t site, int32_t kind,
                                     void* const* addresses, int64_t count, int64_t bytes_each,
                                     int64_t element_bytes, const uint8_t* mask);

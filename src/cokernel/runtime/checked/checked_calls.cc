@@ -46,22 +46,27 @@ int32_t cokernel_checked_read(Core* core, Semaphore* semaphore, int32_t site) {
                                                   std::numeric_limits<int32_t>::max()));
 }
 
-void cokernel_checked_access(Core* core, int32_t site, int32_t kind, void* address, int64_t bytes,
-                             int64_t element_bytes) {
-  state_of(core).access(core, site, static_cast<AccessKind>(kind), address_of(address), bytes,
-                        element_bytes);
+int32_t cokernel_checked_access(Core* core, int32_t site, int32_t kind, void* address,
+                                int64_t bytes, int64_t element_bytes) {
+  return state_of(core).access(core, site, static_cast<AccessKind>(kind), address_of(address),
+                               bytes, element_bytes)
+             ? 1
+             : 0;
 }
 
-void cokernel_checked_access_strided(Core* core, int32_t site, int32_t kind, void* address,
-                                     int64_t element_bytes, int64_t rank, const int64_t* extents,
-                                     const int64_t* strides) {
+int32_t cokernel_checked_access_strided(Core* core, int32_t site, int32_t kind, void* address,
+                                        int64_t element_bytes, int64_t rank,
+                                        const int64_t* extents, const int64_t* strides) {
   State& state = state_of(core);
+  bool was_undefined = false;
   cokernel::checked::for_each_piece(
       element_bytes, rank, extents, strides, strides,
       [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
-        state.access(core, site, static_cast<AccessKind>(kind),
-                     address_of(address) + static_cast<uintptr_t>(offset), bytes, element_bytes);
+        was_undefined |= state.access(core, site, static_cast<AccessKind>(kind),
+                                      address_of(address) + static_cast<uintptr_t>(offset), bytes,
+                                      element_bytes);
       });
+  return was_undefined ? 1 : 0;
 }
 
 void cokernel_checked_access_picked(Core* core, int32_t site, int32_t kind, void* const* addresses,

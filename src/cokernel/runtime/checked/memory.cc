@@ -25,20 +25,14 @@ uint64_t State::origin_key(uint32_t number) const {
   return mix(mix(access.agent, access.epoch), static_cast<uint64_t>(access.site));
 }
 
-State::SiteCache& State::cache_of(int32_t site) {
-  const auto index = static_cast<std::size_t>(site + 1);
-  if (index >= sites_.size()) sites_.resize(std::max(index + 1, 2 * sites_.size()));
-  return sites_[index];
-}
-
-// One core runs at a time, and seldom changes: a site keeps only the records of the last agent.
-uint32_t State::record_number(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind) {
+uint32_t State::add_record(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind) {
   if (cache.agent != agent.id || cache.epoch != agent.write_epoch ||
       cache.collections != shadow_.collections()) {
     cache.agent = agent.id;
     cache.epoch = agent.write_epoch;
     cache.collections = shadow_.collections();
     std::fill(std::begin(cache.numbers), std::end(cache.numbers), 0);
+    cache.last = Transition();
   }
   uint32_t& number = cache.numbers[static_cast<int>(kind)];
   if (number == 0) {
@@ -55,22 +49,22 @@ uint32_t State::record_number(SiteCache& cache, const Agent& agent, int32_t site
   return number;
 }
 
-void State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, int64_t bytes,
+bool State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, int64_t bytes,
                    int64_t element_bytes) {
   ++record.counts.accesses;
-  if (bytes <= 0) return;
+  if (bytes <= 0) return false;
   const uintptr_t end = begin + static_cast<uintptr_t>(bytes);
   SiteCache& cache = cache_of(site);
   if (cache.region == nullptr || begin < cache.region->begin || begin >= cache.region->end) {
     cache.region = shadow_.find(begin);
-    if (cache.region == nullptr) return;
+    if (cache.region == nullptr) return false;
   }
   if (kind == AccessKind::kPoll) {
     acquire_polled(core, *cache.region, begin, end);
     watch(begin, end);
     note_look(core, {site, nullptr, begin, end, element_bytes});
     last_probe_ = record_number(cache, agent_of(core), site, AccessKind::kRead);
-    return;
+    return shadow_.any_undefined(*cache.region, begin, std::min(end, cache.region->end));
   }
   if (kind != AccessKind::kRead) {
     const uintptr_t offset = begin - address_of(core->memory);
@@ -85,13 +79,15 @@ void State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
   const Agent& agent = agent_of(core);
   const uint32_t number = record_number(cache, agent, site, kind);
   last_probe_ = number;
-  shadow_.access(*cache.region, {kind, number, &agent, element_bytes}, begin, end);
+  const bool was_undefined = shadow_.access(
+      *cache.region, {kind, number, &agent, element_bytes, &cache.last}, begin, end);
   // Who raises a flag announces what it has done so far, and nothing that it does afterwards.
   if (kind != AccessKind::kRead && is_watched(begin, end)) info(core).agent.release();
-  if (kind != AccessKind::kFetchAndAdd) return;
+  if (kind != AccessKind::kFetchAndAdd) return was_undefined;
   for (uintptr_t at = begin; at < end; at += static_cast<uintptr_t>(element_bytes)) {
     release_to_element(core, at);
   }
+  return was_undefined;
 }
 
 // The writes that a core sees which polls. They are not noted as read: who resets a flag races with
@@ -229,12 +225,13 @@ void State::allocate(Core* core, int32_t site, void* address, int64_t bytes, int
   Region* region = shadow_.find(address_of(begin));
   if (region == nullptr) return;
   const Agent& agent = agent_of(core);
-  const uint32_t number = record_number(cache_of(site), agent, site, AccessKind::kAllocate);
+  SiteCache& cache = cache_of(site);
+  const uint32_t number = record_number(cache, agent, site, AccessKind::kAllocate);
   const auto fresh = [&](uintptr_t from, uintptr_t to) {
     fill(reinterpret_cast<char*>(from), static_cast<int64_t>(to - from));
   };
   const uintptr_t end = address_of(begin) + static_cast<uintptr_t>(bytes);
-  shadow_.allocate(*region, {AccessKind::kAllocate, number, &agent, element_bytes},
+  shadow_.allocate(*region, {AccessKind::kAllocate, number, &agent, element_bytes, &cache.last},
                    address_of(begin), end, options_.uninitialised, fresh);
 }
 
@@ -250,8 +247,9 @@ void State::release(Core* core, int32_t site, void* address, int64_t bytes, int3
   Region* region = shadow_.find(address_of(begin));
   if (region == nullptr) return;
   const Agent& agent = agent_of(core);
-  const uint32_t number = record_number(cache_of(site), agent, site, AccessKind::kRelease);
-  shadow_.access(*region, {AccessKind::kRelease, number, &agent, 1}, address_of(begin),
+  SiteCache& cache = cache_of(site);
+  const uint32_t number = record_number(cache, agent, site, AccessKind::kRelease);
+  shadow_.access(*region, {AccessKind::kRelease, number, &agent, 1, &cache.last}, address_of(begin),
                  address_of(begin) + static_cast<uintptr_t>(bytes));
 }
 

@@ -62,9 +62,10 @@ void Shadow::resolve(const Access& access, uint32_t write, uint32_t read) {
   };
   const uint32_t writer = write & ~kUndefined;
   if (writer != 0) note(writer);
-  last_.number = access.number;
-  last_.write = write;
-  last_.read = read;
+  Transition& last = *access.last;
+  last.number = access.number;
+  last.write = write;
+  last.read = read;
   switch (access.kind) {
     case AccessKind::kRead:
       if (accesses_.has_atomics(read)) {
@@ -72,16 +73,16 @@ void Shadow::resolve(const Access& access, uint32_t write, uint32_t read) {
           if (is_atomic(accesses_[number].kind)) note(number);
         });
       }
-      last_.new_write = write;
-      last_.new_read = accesses_.with(read, access.number, *access.agent);
+      last.new_write = write;
+      last.new_read = accesses_.with(read, access.number, *access.agent);
       break;
     case AccessKind::kAtomic:
     case AccessKind::kFetchAndAdd:
       accesses_.for_each(read, [&](uint32_t number) {
         if (!is_atomic(accesses_[number].kind)) note(number);
       });
-      last_.new_write = write;
-      last_.new_read = accesses_.with(read, access.number, *access.agent);
+      last.new_write = write;
+      last.new_read = accesses_.with(read, access.number, *access.agent);
       break;
     default: {
       // What came before needs to be remembered no longer: who comes after this write comes after
@@ -92,11 +93,11 @@ void Shadow::resolve(const Access& access, uint32_t write, uint32_t read) {
                         conflicting_.end());
       uint32_t state = 0;
       if (access.kind != AccessKind::kWrite) state = write & kUndefined;
-      last_.new_write = access.number | state;
-      last_.new_read = remaining_.empty() ? 0 : accesses_.word_of(remaining_);
+      last.new_write = access.number | state;
+      last.new_read = remaining_.empty() ? 0 : accesses_.word_of(remaining_);
     }
   }
-  last_.has_conflicts = !conflicting_.empty();
+  last.has_conflicts = !conflicting_.empty();
 }
 
 void Shadow::report(const Access& access, uintptr_t begin, uintptr_t end) {
@@ -104,13 +105,14 @@ void Shadow::report(const Access& access, uintptr_t begin, uintptr_t end) {
     conflicts_.conflict(number, access.number, begin, end, access.element_bytes);
   }
   // A later access of the same epoch may come after the other agent has been waited for.
-  last_.number = 0;
+  access.last->number = 0;
 }
 
-void Shadow::access(Region& region, const Access& access, uintptr_t begin, uintptr_t end) {
+bool Shadow::access_pages(Region& region, const Access& access, uintptr_t begin, uintptr_t end) {
   begin = std::max(begin, region.begin);
   end = std::min(end, region.end);
-  if (begin >= end) return;
+  if (begin >= end) return false;
+  seen_writes_ = 0;
   Page* page = &region.pages[(begin >> kPageBits) - region.first_page];
   uintptr_t page_begin = begin & ~(kPageBytes - 1);
   for (; begin < end; ++page, page_begin += kPageBytes, begin = page_begin) {
@@ -128,6 +130,7 @@ void Shadow::access(Region& region, const Access& access, uintptr_t begin, uintp
     touch_cells(access, *page, page_begin, begin, stop, is_whole);
   }
   if (accesses_.size() > next_collection_) collect_if_large();
+  return (seen_writes_ & kUndefined) != 0;
 }
 
 // An access to a part of a page that has no cells. False if it needs some.
@@ -137,38 +140,38 @@ bool Shadow::touch_part(const Access& access, Region& region, Page& page, uintpt
   if (split == 0) {
     uint32_t write = page.write;
     uint32_t read = page.read;
-    look_up(access, write, read);
-    const bool changes = last_.new_write != write || last_.new_read != read;
+    const Transition& last = look_up(access, write, read);
+    const bool changes = last.new_write != write || last.new_read != read;
     if (changes && begin != std::max(page_begin, region.begin)) return false;
     if (changes) {
       page.later_write = write;
       page.later_read = read;
-      page.write = last_.new_write;
-      page.read = last_.new_read;
+      page.write = last.new_write;
+      page.read = last.new_read;
       page.split = static_cast<uint32_t>(end - page_begin);
     }
-    if (last_.has_conflicts) report(access, begin, end);
+    if (last.has_conflicts) report(access, begin, end);
     return true;
   }
   if (begin >= page_begin + split) {
-    look_up(access, page.later_write, page.later_read);
-    const bool changes = last_.new_write != page.later_write || last_.new_read != page.later_read;
+    const Transition& last = look_up(access, page.later_write, page.later_read);
+    const bool changes = last.new_write != page.later_write || last.new_read != page.later_read;
     if (changes) {
       // The walk goes on where it was.
-      if (begin != page_begin + split || last_.new_write != page.write ||
-          last_.new_read != page.read) {
+      if (begin != page_begin + split || last.new_write != page.write ||
+          last.new_read != page.read) {
         return false;
       }
       const bool is_at_end = end == std::min(page_begin + kPageBytes, region.end);
       page.split = is_at_end ? 0 : static_cast<uint32_t>(end - page_begin);
     }
-    if (last_.has_conflicts) report(access, begin, end);
+    if (last.has_conflicts) report(access, begin, end);
     return true;
   }
   if (end > page_begin + split) return false;
-  look_up(access, page.write, page.read);
-  if (last_.new_write != page.write || last_.new_read != page.read) return false;
-  if (last_.has_conflicts) report(access, begin, end);
+  const Transition& last = look_up(access, page.write, page.read);
+  if (last.new_write != page.write || last.new_read != page.read) return false;
+  if (last.has_conflicts) report(access, begin, end);
   return true;
 }
 
@@ -217,9 +220,10 @@ void Shadow::touch_cells(const Access& access, Page& page, uintptr_t page_begin,
 }
 
 void Shadow::divide(Page& page, uintptr_t begin, uintptr_t end) {
-  const uintptr_t offsets = (begin | end | page.split) & 7;
-  const uint32_t shift =
-      offsets == 0 ? 3 : static_cast<uint32_t>(__builtin_ctz(static_cast<unsigned>(offsets)));
+  const uintptr_t offsets = (begin | end | page.split) & (kPageBytes - 1);
+  const uint32_t shift = offsets == 0
+                             ? kLargestShift
+                             : static_cast<uint32_t>(__builtin_ctz(static_cast<unsigned>(offsets)));
   if (page.cells != nullptr && page.cells->shift <= shift) return;
   Cells* finer = allocate_cells(shift);
   if (page.cells == nullptr) {
@@ -332,7 +336,6 @@ void Shadow::collect_if_large() {
     }
   }
   accesses_.end_collection();
-  last_ = Transition();
   ++collections_;
   next_collection_ = std::max(std::size_t{1} << 20, 2 * accesses_.size());
 }

@@ -1,7 +1,7 @@
 // Shadow memory: who touched which bytes last, and which bytes are undefined.
 //
 // Memory is divided into pages of 1 KiB. As long as all of a page is alike, one cell describes it,
-// so that whole tiles cost a cell per KiB; otherwise it has a cell for each granule of 1 to 8
+// so that whole tiles cost a cell per KiB; otherwise it has a cell for each granule of 1 to 512
 // bytes, as fine as the accesses to it.
 #pragma once
 
@@ -16,6 +16,8 @@ namespace cokernel::checked {
 
 inline constexpr int kPageBits = 10;
 inline constexpr uintptr_t kPageBytes = uintptr_t{1} << kPageBits;
+// The binary logarithm of the bytes of the largest granule.
+inline constexpr uint32_t kLargestShift = kPageBits - 1;
 
 // In the word of a cell that holds the last write.
 inline constexpr uint32_t kUndefined = uint32_t{1} << 31;
@@ -54,11 +56,22 @@ class Conflicts {
                         int64_t element_bytes) = 0;
 };
 
+// What an access makes of a cell, remembered because the next cell is most often the same.
+struct Transition {
+  uint32_t write = 0;
+  uint32_t read = 0;
+  uint32_t number = 0;  // Of the access; 0: nothing is remembered.
+  uint32_t new_write = 0;
+  uint32_t new_read = 0;
+  bool has_conflicts = false;
+};
+
 struct Access {
   AccessKind kind;
   uint32_t number;  // Of its record.
   const Agent* agent;
   int64_t element_bytes;
+  Transition* last;  // Of the accesses from its site.
 };
 
 class Shadow {
@@ -74,7 +87,26 @@ class Shadow {
   // Null if the address is in no region.
   Region* find(uintptr_t address);
 
-  void access(Region& region, const Access& access, uintptr_t begin, uintptr_t end);
+  // Returns whether something there was undefined before.
+  bool access(Region& region, const Access& access, uintptr_t begin, uintptr_t end) {
+    Page& page = region.pages[(begin >> kPageBits) - region.first_page];
+    if (page.cells != nullptr) {
+      // Loops over registers touch one cell after the other.
+      const uint32_t shift = page.cells->shift;
+      const auto i = static_cast<uint32_t>((begin & (kPageBytes - 1)) >> shift);
+      uint32_t& write = page.cells->writes()[i];
+      uint32_t& read = page.cells->reads()[i];
+      const Transition& last = *access.last;
+      if (end - begin == uintptr_t{1} << shift && (begin & (end - begin - 1)) == 0 &&
+          end <= region.end && last.write == write && last.read == read &&
+          last.number == access.number && !last.has_conflicts) {
+        write = last.new_write;
+        read = last.new_read;
+        return (last.write & kUndefined) != 0;
+      }
+    }
+    return access_pages(region, access, begin, end);
+  }
 
   // The begin of the life of a range: it becomes undefined, if `is_undefined`, but for what an
   // agent of another core has written and nothing orders before `access`. Calls fresh(begin, end)
@@ -99,28 +131,22 @@ class Shadow {
   std::size_t bytes() const { return page_bytes_ + cell_bytes_; }
 
  private:
-  // What an access makes of a cell, remembered because the next cell is most often the same.
-  struct Transition {
-    uint32_t write = 0;
-    uint32_t read = 0;
-    uint32_t number = 0;  // Of the access; 0: nothing is remembered.
-    uint32_t new_write = 0;
-    uint32_t new_read = 0;
-    bool has_conflicts = false;
-  };
-
+  bool access_pages(Region& region, const Access& access, uintptr_t begin, uintptr_t end);
   void resolve(const Access& access, uint32_t write, uint32_t read);
-  void look_up(const Access& access, uint32_t write, uint32_t read) {
-    if (write != last_.write || read != last_.read || access.number != last_.number) {
+  const Transition& look_up(const Access& access, uint32_t write, uint32_t read) {
+    const Transition& last = *access.last;
+    if (write != last.write || read != last.read || access.number != last.number) {
       resolve(access, write, read);
     }
+    seen_writes_ |= write;
+    return last;
   }
   void touch(const Access& access, uint32_t& write, uint32_t& read, uintptr_t begin,
              uintptr_t end) {
-    look_up(access, write, read);
-    write = last_.new_write;
-    read = last_.new_read;
-    if (last_.has_conflicts) report(access, begin, end);
+    const Transition& last = look_up(access, write, read);
+    write = last.new_write;
+    read = last.new_read;
+    if (last.has_conflicts) report(access, begin, end);
   }
   void report(const Access& access, uintptr_t begin, uintptr_t end);
   bool touch_part(const Access& access, Region& region, Page& page, uintptr_t page_begin,
@@ -142,14 +168,14 @@ class Shadow {
   Accesses& accesses_;
   Conflicts& conflicts_;
   const bool find_races_;
-  Transition last_;
+  uint32_t seen_writes_ = 0;  // All the words of last writes that an access has met.
   std::vector<uint32_t> conflicting_;
   std::vector<uint32_t> remaining_;
   std::vector<Region> regions_;
   std::size_t last_region_ = 0;
   std::size_t page_bytes_ = 0;
   std::size_t cell_bytes_ = 0;
-  std::vector<Cells*> free_[4];
+  std::vector<Cells*> free_[kLargestShift + 1];
   std::vector<char*> chunks_;
   std::size_t chunk_left_ = 0;
   std::size_t next_collection_ = std::size_t{1} << 20;
@@ -178,8 +204,11 @@ void Shadow::for_each_cell(Region& region, uintptr_t begin, uintptr_t end, Visit
       const uint32_t last = static_cast<uint32_t>(
           (stop - page_begin + (uintptr_t{1} << cells.shift) - 1) >> cells.shift);
       for (uint32_t i = first; i < last; ++i) {
+        // At the edge of a region a cell may reach beyond it.
         const uintptr_t at = page_begin + (uintptr_t{i} << cells.shift);
-        visit(cells.writes()[i], cells.reads()[i], at, at + (uintptr_t{1} << cells.shift));
+        const uintptr_t next = at + (uintptr_t{1} << cells.shift);
+        visit(cells.writes()[i], cells.reads()[i], at > begin ? at : begin,
+              next < stop ? next : stop);
       }
     }
     begin = stop;

@@ -71,7 +71,8 @@ class State final : public Conflicts {
                  int64_t argument_bytes, Semaphore* arrival, int64_t arrival_amount,
                  Semaphore* departure, int64_t departure_amount);
 
-  void access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, int64_t bytes,
+  // Returns whether something there was undefined before.
+  bool access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, int64_t bytes,
               int64_t element_bytes);
   void copy_undefined(Core* core, void* target, const void* source, int64_t element_bytes,
                       int64_t rank, const int64_t* extents, const int64_t* target_strides,
@@ -147,6 +148,7 @@ class State final : public Conflicts {
     uint64_t collections = 0;
     uint32_t numbers[8] = {};
     Region* region = nullptr;
+    Transition last;
   };
 
   // state.cc
@@ -180,8 +182,20 @@ class State final : public Conflicts {
   uint32_t dma_agent_for(CoreInfo& info);
 
   // memory.cc
-  uint32_t record_number(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind);
-  SiteCache& cache_of(int32_t site);
+  // One core runs at a time, and seldom changes: a site keeps only the records of the last agent.
+  uint32_t record_number(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind) {
+    const uint32_t number = cache.numbers[static_cast<int>(kind)];
+    const bool is_known = number != 0 && cache.agent == agent.id &&
+                          cache.epoch == agent.write_epoch &&
+                          cache.collections == shadow_.collections();
+    return is_known ? number : add_record(cache, agent, site, kind);
+  }
+  uint32_t add_record(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind);
+  SiteCache& cache_of(int32_t site) {
+    const auto index = static_cast<std::size_t>(site + 1);
+    if (index >= sites_.size()) sites_.resize(2 * index + 1);
+    return sites_[index];
+  }
   void acquire_polled(Core* core, Region& region, uintptr_t begin, uintptr_t end);
   void watch(uintptr_t begin, uintptr_t end);
   bool is_watched(uintptr_t begin, uintptr_t end) const;
