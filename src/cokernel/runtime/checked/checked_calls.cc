@@ -55,17 +55,17 @@ int32_t cokernel_checked_access(Core* core, int32_t site, int32_t kind, void* ad
 }
 
 int32_t cokernel_checked_access_strided(Core* core, int32_t site, int32_t kind, void* address,
-                                        int64_t element_bytes, int64_t rank,
-                                        const int64_t* extents, const int64_t* strides) {
+                                        int64_t element_bytes, int64_t rank, const int64_t* extents,
+                                        const int64_t* strides) {
   State& state = state_of(core);
   bool was_undefined = false;
-  cokernel::checked::for_each_piece(
-      element_bytes, rank, extents, strides, strides,
-      [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
-        was_undefined |= state.access(core, site, static_cast<AccessKind>(kind),
-                                      address_of(address) + static_cast<uintptr_t>(offset), bytes,
-                                      element_bytes);
-      });
+  cokernel::checked::for_each_piece(element_bytes, rank, extents, strides, strides,
+                                    [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
+                                      was_undefined |= state.access(
+                                          core, site, static_cast<AccessKind>(kind),
+                                          address_of(address) + static_cast<uintptr_t>(offset),
+                                          bytes, element_bytes);
+                                    });
   return was_undefined ? 1 : 0;
 }
 

@@ -79,8 +79,8 @@ bool State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
   const Agent& agent = agent_of(core);
   const uint32_t number = record_number(cache, agent, site, kind);
   last_probe_ = number;
-  const bool was_undefined = shadow_.access(
-      *cache.region, {kind, number, &agent, element_bytes, &cache.last}, begin, end);
+  const bool was_undefined =
+      shadow_.access(*cache.region, {kind, number, &agent, element_bytes, &cache.last}, begin, end);
   // Who raises a flag announces what it has done so far, and nothing that it does afterwards.
   if (kind != AccessKind::kRead && is_watched(begin, end)) info(core).agent.release();
   if (kind != AccessKind::kFetchAndAdd) return was_undefined;
