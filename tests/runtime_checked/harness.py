@@ -27,8 +27,8 @@ _SIGNATURES = {
     "cokernel_checked_barrier": (_I32, _P, _I32),
     "cokernel_checked_signal": (None, _P, _P, _I64, _I32),
     "cokernel_checked_read": (_I32, _P, _P, _I32),
-    "cokernel_checked_access": (None, _P, _I32, _I32, _P, _I64, _I64),
-    "cokernel_checked_access_strided": (None, _P, _I32, _I32, _P, _I64, _I64, _P, _P),
+    "cokernel_checked_access": (_I32, _P, _I32, _I32, _P, _I64, _I64),
+    "cokernel_checked_access_strided": (_I32, _P, _I32, _I32, _P, _I64, _I64, _P, _P),
     "cokernel_checked_access_picked": (None, _P, _I32, _I32, _P, _I64, _I64, _I64, _P),
     "cokernel_checked_dma": (None, _P, _I32, _P, _P, _I64, _P, _I64, _P, _I64),
     "cokernel_checked_copy_undefined": (None, _P, _P, _P, _I64, _I64, _P, _P, _P),
@@ -125,10 +125,11 @@ class Core:
     # What does not.
 
     def access(self, kind, address, size=4, site=0, element=4):
-        CALL["access"](self.address, site, kind, address, size, element)
+        return CALL["access"](self.address, site, kind, address, size, element)
 
     def read(self, address, size=4, site=0, element=4):
-        self.access(READ, address, size, site, element)
+        """Returns whether the runtime says that something there is undefined."""
+        return bool(self.access(READ, address, size, site, element))
 
     def write(self, address, size=4, site=0, element=4, value=1):
         ctypes.memset(address, value, size)

@@ -1,10 +1,13 @@
 """Semaphores that are left over, and memory that nobody wrote."""
 
+import contextlib
 import ctypes
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.runtime_checked.harness import CALL, READ, WRITE, _table, kinds, schedule
+from tests.runtime_checked.harness import CALL, READ, WRITE, Kernel, _table, kinds, schedule
 
 
 def test_what_is_left_in_a_semaphore_is_told_with_its_signaller(kernel):
@@ -68,6 +71,42 @@ def test_scratch_and_outputs_start_undefined_and_hold_what_was_asked_for(kernel)
             made.launch(*np.zeros((2, 2), np.int32))
     assert values[:2] == values[2:]
     assert len(set(b"".join(values[:2]))) > 8
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["write", "read", "mark"]),
+            st.integers(0, 700),
+            st.sampled_from([1, 2, 3, 4, 16, 64, 256, 300]),
+        ),
+        min_size=1,
+        max_size=40,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_each_read_says_whether_anything_there_is_undefined(steps):
+    """Elements of four bytes, in ranges of all sizes and alignments over several pages."""
+
+    def body(core):
+        undefined = np.ones(1024, bool)
+        for number, (what, start, count) in enumerate(steps):
+            address, part = core.scratch + 4 * start, slice(start, start + count)
+            if what == "write":
+                core.write(address, 4 * count, site=number % 3)
+                undefined[part] = False
+            elif what == "mark":
+                core.mark_undefined(address, [1] * count)
+                undefined[part] = True
+            assert core.read(address, 4 * count, site=3) == undefined[part].any()
+            expected = undefined[part].astype(int).tolist() if undefined[part].any() else None
+            assert core.undefined(address, count, site=4) == expected
+        return
+        yield
+
+    made = Kernel(body)
+    with contextlib.closing(made):
+        made.launch()
 
 
 def test_outputs_that_nobody_wrote_are_told_but_operands_are_not(kernel):
