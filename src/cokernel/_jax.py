@@ -139,29 +139,40 @@ from jax._src.state.utils import eval_bitcast_shape
 from jax._src.pallas.core import AbstractSemaphoreTy
 
 # Primitives of Refs, control flow and calls
+from jax._src.ad_checkpoint import name_p
 from jax._src.ad_checkpoint import remat_p
 from jax._src.core import closed_call_p
 from jax._src.core import empty_ref_p
 from jax._src.core import freeze_p
 from jax._src.core import ref_p
 from jax._src.core import stage_p
+from jax._src.custom_batching import custom_vmap_p
 from jax._src.custom_derivatives import custom_jvp_call_p
 from jax._src.custom_derivatives import custom_vjp_call_p
+from jax._src.dispatch import device_put_p
 from jax._src.lax.control_flow.conditionals import cond_p
 from jax._src.lax.control_flow.conditionals import platform_index_p
 from jax._src.lax.control_flow.loops import scan_p
 from jax._src.lax.control_flow.loops import while_p
+from jax._src.lax.lax import composite_p
 from jax._src.pallas import primitives as pallas_primitives
 from jax._src.pallas.mosaic import primitives as tpu_primitives
 from jax._src.pallas.mosaic import sc_primitives
 from jax._src.named_sharding import UNSPECIFIED
+from jax._src.pallas.einshape import _einshape as einshape_by_parts
+from jax._src.pallas.einshape import einshape_lo_p as einshape_p
 from jax._src.pjit import jit_p
+from jax._src.pjit import reshard_p
+from jax._src.pjit import sharding_constraint_p
 from jax._src.source_info_util import raw_frame_to_frame
 from jax._src.source_info_util import user_frame
+from jax._src.state.discharge import run_state_p
 from jax._src.state.primitives import addupdate_p
 from jax._src.state.primitives import broadcast_to_p
 from jax._src.state.primitives import get_p
 from jax._src.state.primitives import swap_p
+from jax._src.xla_metadata import xla_metadata_call_p
+from jax._src.xla_metadata import xla_metadata_value_p
 
 # Primitives of arithmetic that jax.lax does not export
 from jax._src.ad_util import add_jaxvals_p

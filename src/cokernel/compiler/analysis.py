@@ -4,7 +4,7 @@ allocates and reaches.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jax import lax
@@ -37,6 +37,17 @@ def inner_jaxprs(eqn: Any) -> Iterable[Any]:
         for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
             if isinstance(item, _jax.Jaxpr):
                 yield item
+
+
+def over_jaxprs(parameter: Any, function: Callable[[Any], Any]) -> Any:
+    """A parameter of an equation with a function applied to the jaxprs in it."""
+    if isinstance(parameter, _jax.Jaxpr):
+        return function(parameter)
+    if isinstance(parameter, tuple | list) and any(
+        isinstance(item, _jax.Jaxpr) for item in parameter
+    ):
+        return type(parameter)(over_jaxprs(item, function) for item in parameter)
+    return parameter
 
 
 def may_suspend(jaxpr: Any, *, is_checked: bool) -> bool:

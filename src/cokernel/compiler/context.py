@@ -87,6 +87,8 @@ class Context:
         # In checked mode, for each jaxpr being walked, innermost last: the Refs whose scope ends
         # with it, and the operations that made them.
         self.open_scopes: list[list[tuple[Any, str]]] = []
+        # The equation at hand of each jaxpr being walked, innermost last.
+        self.equations: list[Any] = []
         # The operands of the equation at hand whose place its result may take: see `liveness.py`.
         self.overwritable: list[Value] = []
 

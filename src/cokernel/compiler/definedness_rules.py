@@ -86,6 +86,21 @@ of_values(
 )(elementwise)
 
 
+@of_values(
+    lax.optimization_barrier_p,
+    _jax.pvary_p,
+    _jax.reduced_vary_cast_p,
+    _jax.stop_gradient_p,
+    _jax.name_p,
+    _jax.device_put_p,
+    _jax.reshard_p,
+    _jax.sharding_constraint_p,
+    _jax.xla_metadata_value_p,
+)
+def _identity(scope: Scope, eqn: Any) -> list[Mask]:
+    return [scope.mask(atom) for atom in eqn.invars]
+
+
 @of_values(lax.select_n_p)
 def _select(scope: Scope, eqn: Any) -> list[Mask]:
     which, *cases = eqn.invars

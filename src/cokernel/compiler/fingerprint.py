@@ -30,6 +30,7 @@ _IGNORED = {
     },
     _jax.custom_jvp_call_p: {"jvp_jaxpr_fun", "jvp_jaxpr_thunk"},
     _jax.custom_vjp_call_p: {"fwd_jaxpr_thunk", "bwd"},
+    _jax.custom_vmap_p: {"rule", "in_tree", "out_tree"},
     _jax.remat_p: {"policy"},
 }  # fmt: skip
 

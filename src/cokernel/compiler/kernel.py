@@ -14,6 +14,7 @@ from cokernel.checking.options import Checked
 from cokernel.compiler.access import read
 from cokernel.compiler.analysis import may_suspend, uses_barrier
 from cokernel.compiler.borrowed import Borrowing, borrowed_blocks
+from cokernel.compiler.calls import with_plain_calls
 from cokernel.compiler.context import Context, Program, SharedFunction
 from cokernel.compiler.core_state import clear_state
 from cokernel.compiler.definedness import follow_undefined_values
@@ -70,7 +71,7 @@ class Kernel:
     ):
         self.name = name
         self.jaxprs = tuple(
-            without_keys(without_pipelines(jaxpr, mesh))
+            without_keys(with_plain_calls(without_pipelines(jaxpr, mesh)))
             for jaxpr, mesh in zip(jaxprs, meshes, strict=True)
         )
         if checked is not None and checked.uninitialised:

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from cokernel import _jax
+from cokernel.compiler.analysis import over_jaxprs
 
 PRNG = _jax.prng
 TPU = _jax.tpu_primitives
@@ -107,7 +108,9 @@ class Rewriter:
         if eqn.primitive in (_jax.get_p, _jax.swap_p):
             return self.access(eqn)
         if eqn.primitive in _UNCHANGED or _inner_jaxprs(eqn.params):
-            params = {name: _map_jaxprs(parameter) for name, parameter in eqn.params.items()}
+            params = {
+                name: over_jaxprs(parameter, without_keys) for name, parameter in eqn.params.items()
+            }
             return eqn.replace(
                 invars=self.atoms(eqn.invars),
                 outvars=self.atoms(eqn.outvars),
@@ -156,16 +159,6 @@ def _extended(transform: Any, words: tuple[int, ...]) -> Any:
 def _words(const: Any) -> Any:
     is_keys = isinstance(getattr(const, "dtype", None), _jax.KeyTy)
     return jax.random.key_data(const) if is_keys and isinstance(const, jax.Array) else const
-
-
-def _map_jaxprs(parameter: Any) -> Any:
-    if isinstance(parameter, _jax.Jaxpr):
-        return without_keys(parameter)
-    if isinstance(parameter, tuple | list) and any(
-        isinstance(item, _jax.Jaxpr) for item in parameter
-    ):
-        return type(parameter)(_map_jaxprs(item) for item in parameter)
-    return parameter
 
 
 def _moving(eqn: Any) -> Callable[..., Any]:

@@ -3,14 +3,13 @@ before anything looks at what a program allocates and where it may block.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
 from cokernel import _jax
-from cokernel.compiler.analysis import inner_jaxprs
+from cokernel.compiler.analysis import inner_jaxprs, over_jaxprs
 
 
 def without_pipelines(jaxpr: Any, mesh: Any) -> Any:
@@ -54,7 +53,7 @@ def _at(jaxpr: Any, source_info: Any) -> Any:
         if eqn.primitive is _jax.pipeline_body_p:
             return eqn
         params = {
-            name: _over_jaxprs(parameter, lambda inner: _at(inner, source_info))
+            name: over_jaxprs(parameter, lambda inner: _at(inner, source_info))
             for name, parameter in eqn.params.items()
         }
         return eqn.replace(params=params)
@@ -82,15 +81,4 @@ def _with_extents(eqn: Any) -> Any:
 
 
 def _map_jaxprs(parameter: Any, mesh: Any) -> Any:
-    return _over_jaxprs(parameter, lambda jaxpr: without_pipelines(jaxpr, mesh))
-
-
-def _over_jaxprs(parameter: Any, function: Callable[[Any], Any]) -> Any:
-    """A parameter with a function applied to the jaxprs in it."""
-    if isinstance(parameter, _jax.Jaxpr):
-        return function(parameter)
-    if isinstance(parameter, tuple | list) and any(
-        isinstance(item, _jax.Jaxpr) for item in parameter
-    ):
-        return type(parameter)(_over_jaxprs(item, function) for item in parameter)
-    return parameter
+    return over_jaxprs(parameter, lambda jaxpr: without_pipelines(jaxpr, mesh))

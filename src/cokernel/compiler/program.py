@@ -53,9 +53,11 @@ def lower_jaxpr(
     deferred |= {product.addition for product in products.values() if product.addition is not None}
     enclosing = context.line
     context.open_scopes.append([])
+    context.equations.append(None)
     for number, eqn in enumerate(jaxpr.eqns):
         if number in deferred:
             continue
+        context.equations[-1] = eqn
         context.line = source_line(eqn) or enclosing
         if number in products:
             _keep_live_values(context, env, eqn, number, last_use)
@@ -90,6 +92,7 @@ def lower_jaxpr(
         del results
         _forget(env, eqn, number, last_use)
     context.line = enclosing
+    context.equations.pop()
     context.overwritable = []
     results = [read_atom(context, env, atom) for atom in jaxpr.outvars]
     return _leave_scopes(context, results)

@@ -62,8 +62,9 @@ def test_a_product_accumulates_in_its_output_block():
 RAGGED = [((20, 128), (8, 128)), ((13, 300), (8, 128)), ((5, 100), (8, 128)), ((1000,), (128,))]
 
 
+@pytest.mark.parametrize("no_pipelining", [False, True])
 @pytest.mark.parametrize(("shape", "block"), [*RAGGED, ((20, 8, 128), (8, 8, 128))])
-def test_a_last_block_may_hang_over_the_end(shape, block):
+def test_a_last_block_may_hang_over_the_end(shape, block, no_pipelining):
     # In the last two dimensions JAX rounds up to whole tiles, which are not all there.
     x = integers(0, *shape)
     guard = integers(1, *shape)
@@ -76,14 +77,17 @@ def test_a_last_block_may_hang_over_the_end(shape, block):
 
         spec = pl.BlockSpec(block, lambda *index: index)
         grid = tuple(map(pl.cdiv, shape, block))
-        pltpu.emit_pipeline(inner, grid=grid, in_specs=[spec], out_specs=[spec])(x_ref, o_ref)
+        pltpu.emit_pipeline(
+            inner, grid=grid, in_specs=[spec], out_specs=[spec], no_pipelining=no_pipelining
+        )(x_ref, o_ref)
 
     got, kept = launch(body, (x, x), x, guard)
     np.testing.assert_array_equal(got, x * 2 + 1)
     np.testing.assert_array_equal(kept, guard)
 
 
-def test_a_copy_of_the_body_that_leaves_its_ref_is_an_error_all_the_same():
+@pytest.mark.parametrize("no_pipelining", [False, True])
+def test_a_copy_of_the_body_that_leaves_its_ref_is_an_error_all_the_same(no_pipelining):
     x = integers(0, 24, 128)
 
     def body(x_ref, o_ref, n_ref):
@@ -91,7 +95,9 @@ def test_a_copy_of_the_body_that_leaves_its_ref_is_an_error_all_the_same():
             pltpu.sync_copy(x_ref.at[pl.ds(pl.program_id(0) * 16, 16)], o)
 
         spec = pl.BlockSpec((16, 128), lambda i: (i, 0))
-        pltpu.emit_pipeline(inner, grid=(2,), in_specs=[], out_specs=[spec])(o_ref)
+        pltpu.emit_pipeline(
+            inner, grid=(2,), in_specs=[], out_specs=[spec], no_pipelining=no_pipelining
+        )(o_ref)
 
     with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="x_ref"):
         launch(body, (np.zeros((32, 128), np.float32), np.zeros((1,), np.int32)), x)

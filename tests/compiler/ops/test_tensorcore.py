@@ -1,5 +1,7 @@
 """TensorCore primitives give what their JAX definitions give."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -228,3 +230,26 @@ def test_touch_and_trace_value_change_nothing():
     x = np.arange(8, dtype=np.int32)
     kernel = cokernel.mpmd_map([(MESH, body)], jax.ShapeDtypeStruct((8,), jnp.int32))
     np.testing.assert_array_equal(kernel(x), x + 1)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8, jnp.int4])
+def test_einshape_splits_transposes_and_merges_dimensions(dtype):
+    def function(x):
+        return (
+            pltpu.einshape("ab->ba", x),
+            pltpu.einshape("m(ab)->amb", x, a=2),
+            pltpu.einshape("(ab)c->b(ac)", x, a=4),
+        )
+
+    x = jnp.arange(8 * 6).reshape(8, 6).astype(dtype)
+    with warnings.catch_warnings():
+        # What XLA compiles for a kernel is told by a warning.
+        warnings.simplefilter("error")
+        got = run(function, x)
+    expected = (
+        x.T,
+        x.reshape(8, 2, 3).transpose(1, 0, 2),
+        x.reshape(4, 2, 6).transpose(1, 0, 2).reshape(2, 24),
+    )
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one.astype(np.float32), other.astype(np.float32))

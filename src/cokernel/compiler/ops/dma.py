@@ -147,7 +147,7 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
     if source_semaphore is not None:
         departure = semaphore_at(context, source_semaphore, operation)
 
-    add, clips = eqn.params["add"], _is_of_pipeline(eqn)
+    add, clips = eqn.params["add"], _is_of_pipeline(context)
 
     def for_chosen(copy: Callable[[Selected, Selected], None]) -> None:
         _for_chosen(
@@ -199,20 +199,22 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
         signal(context, departure, byte_count(context, sources.options[0]), site)
 
 
-def _is_of_pipeline(eqn: Any) -> bool:
-    """Whether JAX's pipeline has written this copy, rather than its user.
+def _is_of_pipeline(context: Context) -> bool:
+    """Whether JAX's pipeline has written the copy at hand, rather than its user.
 
     The last block of a grid may hang over the end of an array. JAX rounds it up to whole tiles and
     copies those, since on the chip an array ends with a whole tile: what is read from there is
     anything, and what is written there is lost. Here nothing is there, and such copies are cut off.
     """
-    traceback = eqn.source_info.traceback
-    codes = traceback.raw_frames()[0] if traceback else []
-    for code in codes:
-        if code.co_filename == _jax.pipeline_file:
-            return True
-        if _jax.is_user_filename(code.co_filename):
-            return False
+    # A traceback holds a few frames only; where those are all of helpers, the equation around says
+    # more.
+    for eqn in reversed(context.equations):
+        traceback = eqn.source_info.traceback
+        for code in traceback.raw_frames()[0] if traceback else []:
+            if code.co_filename == _jax.pipeline_file:
+                return True
+            if _jax.is_user_filename(code.co_filename):
+                return False
     return False
 
 

@@ -380,6 +380,11 @@ def next_after(
     _jax.pvary_p,
     _jax.reduced_vary_cast_p,
     _jax.stop_gradient_p,
+    _jax.name_p,
+    _jax.device_put_p,
+    _jax.reshard_p,
+    _jax.sharding_constraint_p,
+    _jax.xla_metadata_value_p,
 )
 def identity(context: Context, eqn: Any, *operands: Value) -> Sequence[Value]:
     """The operands: a promise or a hint, or a copy that values, which nobody writes to, do not

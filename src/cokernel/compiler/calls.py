@@ -1,0 +1,99 @@
+"""Primitives that run a jaxpr under a name of their own: each is replaced by a plain call of that,
+before anything looks at what a program allocates and where it may block.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from cokernel import _jax
+from cokernel.compiler.analysis import inner_jaxprs, over_jaxprs
+
+# The name of the parameter that holds what a primitive calls with its operands.
+_CALLED = {
+    _jax.custom_vmap_p: "call",
+    _jax.composite_p: "call_jaxpr",
+    _jax.xla_metadata_call_p: "jaxpr",
+}
+
+
+def with_plain_calls(jaxpr: Any) -> Any:
+    """The same program with plain calls only; itself if it has no others."""
+    if not _has_other_calls(jaxpr):
+        return jaxpr
+    return jaxpr.replace(eqns=[new for eqn in jaxpr.eqns for new in _plain(eqn)])
+
+
+def _has_other_calls(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive in _CALLED
+        or eqn.primitive in _REPLACEMENTS
+        or any(map(_has_other_calls, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _plain(eqn: Any) -> list[Any]:
+    """The equations that stand for one."""
+    params = {
+        name: over_jaxprs(parameter, with_plain_calls) for name, parameter in eqn.params.items()
+    }
+    eqn = eqn.replace(params=params)
+    if eqn.primitive in _CALLED:
+        return [_call(eqn, params[_CALLED[eqn.primitive]])]
+    if eqn.primitive in _REPLACEMENTS:
+        return _REPLACEMENTS[eqn.primitive](eqn)
+    return [eqn]
+
+
+def _call(eqn: Any, jaxpr: Any) -> Any:
+    return eqn.replace(primitive=_jax.closed_call_p, params={"call_jaxpr": jaxpr})
+
+
+def _einshape(eqn: Any) -> list[Any]:
+    """Reshapes and transposes."""
+    [operand] = eqn.invars
+    sizes = dict(eqn.params["sizes"])
+
+    def function(x: jax.Array) -> jax.Array:
+        return _jax.einshape_by_parts(eqn.params["equation"], x, **sizes)
+
+    aval = jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype)
+    jaxpr = jax.make_jaxpr(function)(aval)
+    eqns = [inner.replace(source_info=eqn.source_info) for inner in jaxpr.eqns]
+    return [_call(eqn, jaxpr.replace(eqns=eqns))]
+
+
+def _run_state(eqn: Any) -> list[Any]:
+    """A new Ref for each value, the call that changes them, and what they hold at its end. A Ref of
+    the program is handed on.
+    """
+    body = eqn.params["jaxpr"]
+    before: list[Any] = []
+    after: list[Any] = []
+    refs: list[Any] = []
+    for operand, parameter, result in zip(eqn.invars, body.invars, eqn.outvars, strict=True):
+        if isinstance(operand.aval, _jax.AbstractRef):
+            refs.append(operand)
+            continue
+        ref = _jax.Var(parameter.aval)
+        refs.append(ref)
+        new = {"memory_space": None, "kind": None, "pin": False}
+        before.append(_new_eqn(eqn, _jax.ref_p, [operand], [ref], new))
+        after.append(_new_eqn(eqn, _jax.freeze_p, [ref], [result], {}))
+    call = _new_eqn(eqn, _jax.closed_call_p, refs, [], {"call_jaxpr": body})
+    return [*before, call, *after]
+
+
+def _new_eqn(
+    eqn: Any, primitive: Any, invars: list[Any], outvars: list[Any], params: dict[str, Any]
+) -> Any:
+    """An equation at the source line of another one."""
+    return _jax.new_jaxpr_eqn(invars, outvars, primitive, params, eqn.effects, eqn.source_info)
+
+
+_REPLACEMENTS: dict[Any, Callable[[Any], list[Any]]] = {
+    _jax.einshape_p: _einshape,
+    _jax.run_state_p: _run_state,
+}
