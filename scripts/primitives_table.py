@@ -21,7 +21,7 @@ import pytest
 from jax import lax
 
 from cokernel import _jax
-from cokernel.compiler import keys, pipelines, program
+from cokernel.compiler import calls, keys, pipelines, program
 from cokernel.compiler.ops import load_rules
 from cokernel.compiler.ops.registry import RULES
 
@@ -43,6 +43,7 @@ MODULES = {
 SELDOM_TRACED = {
     "jax.pvary": "only inside shard_map with typed axes",
     "jax.reduced_vary_cast": "only inside shard_map with typed axes",
+    "jax.reshard": "only under meshes with explicit axes",
     "lax.stage": "JAX leaves it out of what it traces",
     "pl.num_programs": "only for a dynamic grid",
 }
@@ -82,6 +83,8 @@ def how_it_runs(primitive: Any) -> str | None:
     """The part of the compiler that deals with a primitive, or None if XLA does."""
     if primitive in keys.MEANING:
         return "rewritten in `keys.py`"
+    if primitive in calls.MEANING:
+        return "written out in `calls.py`"
     if primitive is _jax.emit_pipeline_p:
         return "written out in `pipelines.py`"
     rule = RULES.get(primitive)
@@ -169,6 +172,7 @@ class Recorder:
         noting(program, "apply_rule", 1)
         noting(keys.Rewriter, "equation", 1)
         noting(pipelines, "written_out", 0)
+        noting(calls, "written_out", 0)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:

@@ -2,6 +2,7 @@
 before anything looks at what a program allocates and where it may block.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,41 +11,33 @@ import jax
 from cokernel import _jax
 from cokernel.compiler.analysis import inner_jaxprs, over_jaxprs
 
-# The name of the parameter that holds what a primitive calls with its operands.
-_CALLED = {
-    _jax.custom_vmap_p: "call",
-    _jax.composite_p: "call_jaxpr",
-    _jax.xla_metadata_call_p: "jaxpr",
-}
-
 
 def with_plain_calls(jaxpr: Any) -> Any:
     """The same program with plain calls only; itself if it has no others."""
     if not _has_other_calls(jaxpr):
         return jaxpr
-    return jaxpr.replace(eqns=[new for eqn in jaxpr.eqns for new in _plain(eqn)])
+    return jaxpr.replace(eqns=[new for eqn in jaxpr.eqns for new in written_out(eqn)])
 
 
 def _has_other_calls(jaxpr: Any) -> bool:
     return any(
-        eqn.primitive in _CALLED
-        or eqn.primitive in _REPLACEMENTS
-        or any(map(_has_other_calls, inner_jaxprs(eqn)))
+        eqn.primitive in MEANING or any(map(_has_other_calls, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
     )
 
 
-def _plain(eqn: Any) -> list[Any]:
+def written_out(eqn: Any) -> list[Any]:
     """The equations that stand for one."""
     params = {
         name: over_jaxprs(parameter, with_plain_calls) for name, parameter in eqn.params.items()
     }
     eqn = eqn.replace(params=params)
-    if eqn.primitive in _CALLED:
-        return [_call(eqn, params[_CALLED[eqn.primitive]])]
-    if eqn.primitive in _REPLACEMENTS:
-        return _REPLACEMENTS[eqn.primitive](eqn)
-    return [eqn]
+    return MEANING[eqn.primitive](eqn) if eqn.primitive in MEANING else [eqn]
+
+
+def _call_of(parameter: str, eqn: Any) -> list[Any]:
+    """A call of what a parameter holds."""
+    return [_call(eqn, eqn.params[parameter])]
 
 
 def _call(eqn: Any, jaxpr: Any) -> Any:
@@ -93,7 +86,11 @@ def _new_eqn(
     return _jax.new_jaxpr_eqn(invars, outvars, primitive, params, eqn.effects, eqn.source_info)
 
 
-_REPLACEMENTS: dict[Any, Callable[[Any], list[Any]]] = {
+# The primitives that are replaced.
+MEANING: dict[Any, Callable[[Any], list[Any]]] = {
+    _jax.custom_vmap_p: functools.partial(_call_of, "call"),
+    _jax.composite_p: functools.partial(_call_of, "call_jaxpr"),
+    _jax.xla_metadata_call_p: functools.partial(_call_of, "jaxpr"),
     _jax.einshape_p: _einshape,
     _jax.run_state_p: _run_state,
 }
