@@ -282,3 +282,84 @@ def test_a_launch_that_updates_its_argument_runs_each_time_on_what_it_was_given(
     with cokernel.checked(schedules=5):
         result = kernel(jnp.arange(4, dtype=jnp.int32))
     np.testing.assert_array_equal(result, np.arange(4) + 1)
+
+
+def exchanged(cores):
+    """Neighbours exchange a signal; the pairs have nothing to do with each other."""
+
+    def body(out_ref, sem):
+        core = lax.axis_index("core")
+        pl.semaphore_signal(sem, 1, device_id={"core": core + 1 - 2 * (core % 2)})
+        pl.semaphore_wait(sem, 1)
+        out_ref[core] = core
+
+    return body, [pltpu.SemaphoreType.REGULAR]
+
+
+def gathered(cores):
+    """Everybody signals the first core, which takes the signals in the order in which they come."""
+
+    def body(out_ref, sem):
+        core = lax.axis_index("core")
+        pl.semaphore_signal(sem, 1, device_id={"core": 0})
+        out_ref[core] = core
+
+        @pl.when(core == 0)
+        def _take():
+            for _ in range(cores):
+                pl.semaphore_wait(sem, 1)
+
+    return body, [pltpu.SemaphoreType.REGULAR]
+
+
+def copied(cores):
+    """Each core has a copy of its own under way while it draws a ticket, and one races."""
+
+    def body(out_ref, buffer, other, sem, turn):
+        core = lax.axis_index("core")
+        buffer[0] = core
+        copy = pltpu.make_async_copy(buffer, other, sem)
+        copy.start()
+        pl.semaphore_signal(turn, 1, device_id={"core": 0})
+
+        @pl.when(core > 0)
+        def _in_time():
+            copy.wait()
+
+        out_ref[core] = other[0]
+
+        @pl.when(core == 0)
+        def _too_late():
+            copy.wait()
+            pl.semaphore_wait(turn, cores)
+
+    cell = pltpu.VMEM((1,), jnp.int32)
+    return body, [cell, cell, pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.REGULAR]
+
+
+@pytest.mark.parametrize(
+    ("make", "cores", "most"), [(exchanged, 2, 6), (gathered, 3, 30), (copied, 2, 60)]
+)
+def test_sleep_sets_lose_no_behaviour_and_no_finding(make, cores, most):
+    body, scratch = make(cores)
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((cores,), jnp.int32),
+        mesh=cokernel.CoreMesh(core=cores),
+        scratch_types=scratch,
+    )
+
+    def explored(preemptions):
+        with collected_reports() as heard:
+            report = cokernel.explore(
+                kernel, schedules=4000, exhaustive=True, preemptions=preemptions
+            )
+        assert report.exhaustive
+        kinds = sorted(finding.kind for finding in report.findings)
+        return {record["behaviour"] for _, record in heard}, kinds, report.schedules
+
+    # A bound that is never met visits every order, without sleep sets.
+    behaviours, kinds, runs = explored(10_000)
+    with_sets = explored(None)
+    assert with_sets[:2] == (behaviours, kinds)
+    assert with_sets[2] <= most < runs

@@ -204,6 +204,31 @@ def test_what_was_not_checked_is_never_called_clean():
     assert "nothing found in what was seen" in report.last_report().headline()
 
 
+def test_a_report_says_what_was_looked_at_and_what_was_not():
+    asked = Checked(races=False, leftovers=False)
+    unseen = ["primitive 'foo' runs through XLA"]
+    arguments = {"sites": SITES, "memory": MEMORY, "not_checked": unseen}
+    with pytest.warns(report.CheckWarning):
+        assert report.finish_launch(record(), options=asked, **arguments) == ""
+    made = report.last_report()
+    assert "not looked for: races, leftovers" in made.headline()
+    assert "10 accesses to memory" in made.coverage()
+    assert "off by the options: races, leftovers." in made.coverage()
+    assert "Not checked: primitive 'foo' runs through XLA." in made.coverage()
+    plain = json.loads(json.dumps(made.to_dict()))
+    assert plain["is_clean"] is False
+    assert plain["off"] == ["races", "leftovers"]
+    assert plain["not_checked"] == unseen
+    assert plain["coverage"] == made.coverage()
+
+
+@pytest.mark.parametrize("name", ["races", "uninitialised", "bounds", "leftovers"])
+def test_a_launch_is_not_clean_where_a_check_was_off(name):
+    report.finish_launch(record(), options=Checked(**{name: False}), sites=SITES, memory=MEMORY)
+    assert not report.last_report().is_clean
+    assert report.combined([report.last_report()]).off == (name,)
+
+
 def test_reports_are_heard_by_those_who_collect_them():
     with report.collected_reports() as outer, report.collected_reports() as inner:
         report.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY)

@@ -1,5 +1,6 @@
 """Every planted fault is found, by its kind, its lines and its name; no twin has a finding."""
 
+import json
 import re
 
 import pytest
@@ -28,9 +29,11 @@ def test_the_planted_fault_is_found(name):
     found = report.of_kind(case.kind)
     assert found, f"no {case.kind} was found:\n{report}"
     text = "\n".join(finding.text() for finding in found)
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert plain["is_clean"] is False
     assert case.name in text
     numbers = lines_of(found, case.file)
-    # What ended a launch names its lines in the text.
+    # Where a deadlock could be ended is told in its text.
     numbers |= {int(line) for line in re.findall(rf"{re.escape(case.file)}:(\d+)", text)}
     assert case.lines <= numbers, f"lines {case.lines} were expected in\n{text}"
 

@@ -15,6 +15,9 @@ Fill = Literal["nan", "zeros", "random"] | int
 ChipLimits = Literal["off", "warn", "error"]
 OnFinding = Literal["raise", "warn"]
 
+# The fields that switch a check on or off.
+CHECKS = ("races", "uninitialised", "bounds", "leftovers", "unwaited_copies")
+
 FILLS = ("nan", "zeros", "random")
 CHIP_LIMITS = ("off", "warn", "error")
 
@@ -110,6 +113,11 @@ class Checked:
             return Schedule.from_text(self.replay)
         # Every launch takes the same part, so that what it does depends on nothing before it.
         return Schedule(strategy=self.strategy, seed=self.seed, depth=self.depth, launch=0)
+
+    @property
+    def switched_off(self) -> tuple[str, ...]:
+        """The checks that are not made, by the names of their fields."""
+        return tuple(name for name in CHECKS if not getattr(self, name))
 
     def for_runtime(self) -> dict[str, Any]:
         """The options as the runtime takes them: `spec["checked"]`."""

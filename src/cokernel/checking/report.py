@@ -23,6 +23,16 @@ from cokernel.checking.places import Places, where_and_code
 ADVICE = "What to do:"
 
 
+# What `coverage` tells of what was counted.
+_COUNTED = {
+    "cores": "cores",
+    "accesses": "accesses to memory",
+    "signals": "signals",
+    "waits": "waits",
+    "dmas": "copies",
+}
+
+
 class CheckWarning(UserWarning):
     """A finding of checked mode where options say that findings only warn."""
 
@@ -41,7 +51,9 @@ class Report:
       schedules: under how many schedules the kernel ran.
       behaviours: how many of them ordered the synchronisation differently.
       exhaustive: whether those were all there are within the bound that was asked for.
-      counts: how many "accesses", "signals", "waits" and "dmas" were looked at.
+      counts: how many "accesses", "signals", "waits" and "dmas" were looked at, by how many
+        "cores".
+      off: the checks that the options have switched off, by the names of their fields.
     """
 
     kernel: str
@@ -53,11 +65,28 @@ class Report:
     behaviours: int = 1
     exhaustive: bool = False
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    off: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found and everything was looked at."""
-        return not (self.findings or self.dropped or self.not_checked)
+        """Whether nothing was found and everything was looked at, with all checks on."""
+        return not (self.findings or self.dropped or self.not_checked or self.off)
+
+    def coverage(self) -> str:
+        """What was looked at, and what was not, in some sentences."""
+        counted = [f"{self.counts.get(name, 0):,} {word}" for name, word in _COUNTED.items()]
+        runs = f"{self.schedules} schedule" + ("s" if self.schedules > 1 else "")
+        extent = "all there are within the bound" if self.exhaustive else "out of more there may be"
+        sentences = [
+            f"Looked at {', '.join(counted[:-1])} and {counted[-1]}, under {runs}, {extent}."
+        ]
+        if self.off:
+            sentences.append(f"Switched off by the options: {', '.join(self.off)}.")
+        if self.not_checked:
+            sentences.append(f"Not checked: {'; '.join(self.not_checked)}.")
+        if self.dropped:
+            sentences.append(f"{self.dropped} findings more than max_findings were not kept.")
+        return " ".join(sentences)
 
     def of_kind(self, kind: str) -> list[Finding]:
         """The findings of one kind.
@@ -72,9 +101,12 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data, for JSON."""
         return {
+            "headline": self.headline(),
+            "is_clean": self.is_clean,
             **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "findings": [finding.to_dict() for finding in self.findings],
             "counts": dict(self.counts),
+            "coverage": self.coverage(),
         }
 
     def headline(self) -> str:
@@ -82,6 +114,8 @@ class Report:
         runs = "" if self.schedules == 1 else f" under {self.schedules} schedules"
         if not self.findings:
             verdict = "nothing found" if not self.not_checked else "nothing found in what was seen"
+            if self.off:
+                verdict += f"; not looked for: {', '.join(self.off)}"
             return f"Checked: kernel {self.kernel!r}{runs}: {verdict}."
         kinds: dict[str, int] = {}
         for finding in self.findings:
@@ -103,6 +137,7 @@ class Report:
         if self.schedules > 1:
             extent = "all there are within the bound" if self.exhaustive else "not all there may be"
             lines += ["", f"{self.behaviours} different behaviours were seen, {extent}."]
+        lines += ["", self.coverage()]
         return "\n".join(lines)
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
@@ -118,6 +153,7 @@ def report_of(
     not_checked: Sequence[str] = (),
     chip: Sequence[Finding] = (),
     notes: Sequence[str] = (),
+    off: Sequence[str] = (),
 ) -> Report:
     """Puts what the runtime recorded of a launch into words.
 
@@ -125,6 +161,7 @@ def report_of(
       record: what the runtime hands over at the end of a checked launch.
       places: the names of the kernel's sites, cores and memory.
       not_checked, notes: what the compiler knows that the runtime does not.
+      off: the checks that are switched off.
       chip: where the kernel asks for more than the target chip has, as far as that counts as wrong.
     """
     found = [finding_of(raw, places) for raw in record["findings"]]
@@ -141,6 +178,7 @@ def report_of(
         schedules=record.get("schedules", 1),
         behaviours=record.get("behaviours", 1),
         counts=record.get("counts", {}),
+        off=tuple(off),
     )
 
 
@@ -225,6 +263,7 @@ def combined(reports: Sequence[Report]) -> Report:
         schedules=max(report.schedules for report in reports),
         behaviours=max(report.behaviours for report in reports),
         counts=counts,
+        off=tuple(dict.fromkeys(name for report in reports for name in report.off)),
     )
 
 
@@ -294,7 +333,9 @@ def finish_launch(
     places = Places(sites, memory)
     if options.chip_limits == "warn":
         notes, chip = [*notes, *map(_as_note, chip)], ()
-    report = report_of(record, places, not_checked=not_checked, chip=chip, notes=notes)
+    report = report_of(
+        record, places, not_checked=not_checked, chip=chip, notes=notes, off=options.switched_off
+    )
     is_heard = _reports.add(report, record)
     if not record["schedule"].get("fits", True):
         return misfit(report.kernel)
