@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu_sc as plsc
 import cokernel
 from cokernel import _jax
 from cokernel.checking.report import collected_reports
-from cokernel.compiler.definedness import Scope, bools, report_undefined_p
+from cokernel.compiler.definedness import Origins, Scope, bools, report_undefined_p
 from cokernel.compiler.definedness_rules import load
 
 # Masks as a function of arrays.
@@ -80,7 +80,7 @@ def masks_of(function: Callable[..., Any], *arrays: Any, masks: Any) -> list[np.
         for variable, mask in zip(jaxpr.invars, masks, strict=True)
         if mask is not None
     }
-    scope = Scope(dict(given_masks), set())
+    scope = Scope(dict(given_masks), set(), Origins())
     results = scope.rewrite(jaxpr)
     outvars = [
         scope.nothing(atom.aval.shape) if mask is None else mask
@@ -336,7 +336,7 @@ def masked_store(x_ref, o_ref, mine):
     [
         (branch, [VMEM], "branch", "mine[3]", 1),
         (trip_count, [VMEM], "branch", "mine[1]", 1),
-        (polled, [VMEM], "branch", "mine[2]", 3),
+        (polled, [VMEM], "branch", "mine[2]", 1),
         (index, [VMEM], "index", "mine[3]", 1),
         (index_array, [VMEM], "index", "mine[pl.ds", 4),
         (amount, [VMEM, pltpu.SemaphoreType.REGULAR], "amount", "mine[0]", 1),

@@ -145,7 +145,7 @@ class Finding:
         """Words that name the other cores that did the same; "" if there are none."""
         if not self.also:
             return ""
-        named = [" and ".join(cores) for cores in self.also[:OTHERS_NAMED]]
+        named = [" and ".join(dict.fromkeys(cores)) for cores in self.also[:OTHERS_NAMED]]
         if len(self.also) > OTHERS_NAMED:
             named.append("others")
         return f", also with {'; '.join(named)}"

@@ -25,11 +25,11 @@ ADVICE = "What to do:"
 
 # What `coverage` tells of what was counted.
 _COUNTED = {
-    "cores": "cores",
-    "accesses": "accesses to memory",
-    "signals": "signals",
-    "waits": "waits",
-    "dmas": "copies",
+    "cores": ("core", "cores"),
+    "accesses": ("access to memory", "accesses to memory"),
+    "signals": ("signal", "signals"),
+    "waits": ("wait", "waits"),
+    "dmas": ("copy", "copies"),
 }
 
 
@@ -74,7 +74,11 @@ class Report:
 
     def coverage(self) -> str:
         """What was looked at, and what was not, in some sentences."""
-        counted = [f"{self.counts.get(name, 0):,} {word}" for name, word in _COUNTED.items()]
+        counted = [
+            f"{count:,} {one if count == 1 else many}"
+            for name, (one, many) in _COUNTED.items()
+            for count in [self.counts.get(name, 0)]
+        ]
         runs = f"{self.schedules} schedule" + ("s" if self.schedules > 1 else "")
         extent = "all there are within the bound" if self.exhaustive else "out of more there may be"
         sentences = [
@@ -136,7 +140,8 @@ class Report:
                 lines += ["", title, *(f"  - {item}" for item in items)]
         if self.schedules > 1:
             extent = "all there are within the bound" if self.exhaustive else "not all there may be"
-            lines += ["", f"{self.behaviours} different behaviours were seen, {extent}."]
+            seen = "behaviour was" if self.behaviours == 1 else "different behaviours were"
+            lines += ["", f"{self.behaviours} {seen} seen, {extent}."]
         lines += ["", self.coverage()]
         return "\n".join(lines)
 

@@ -25,6 +25,15 @@ from cokernel.compiler.ops.traced import without_lines
 undefined_p = _jax.Primitive("undefined")
 mark_undefined_p = _jax.Primitive("mark_undefined")
 report_undefined_p = _jax.Primitive("report_undefined")
+# The same of the memory of matrix units, which is no Ref: of staged weights, of the weights that
+# are multiplied with once they are loaded, and of a queue of results.
+load_staged_p = _jax.Primitive("load_staged")
+mark_staged_p = _jax.Primitive("mark_staged")
+weights_undefined_p = _jax.Primitive("weights_undefined")
+mark_queue_p = _jax.Primitive("mark_queue")
+queue_undefined_p = _jax.Primitive("queue_undefined")
+load_staged_p.multiple_results = True
+mark_staged_p.multiple_results = mark_queue_p.multiple_results = True
 mark_undefined_p.multiple_results = report_undefined_p.multiple_results = True
 
 # What an undefined value is used as, by the numbers of the runtime.
@@ -110,6 +119,8 @@ class Origins:
         # By identity, with the equation itself so that the identity stays its own: the body of a
         # loop is rewritten more than once.
         self._numbers: dict[int, tuple[int, Any]] = {}
+        # The shape of the weights of each matrix unit.
+        self.weights: dict[int, tuple[int, ...]] = {}
 
     def number(self, eqn: Any) -> int:
         """The number of the read that an equation is."""
@@ -117,7 +128,8 @@ class Origins:
 
     def of(self, masks: Iterable[Mask]) -> frozenset[int]:
         """The reads that some masks come from."""
-        return frozenset().union(*(self._reads.get(mask, ()) for mask in masks))
+        variables = [mask for mask in masks if isinstance(mask, _jax.Var)]
+        return frozenset().union(*(self._reads.get(mask, ()) for mask in variables))
 
     def add(self, mask: Any, reads: Iterable[int]) -> bool:
         """Says that a mask comes from some reads, besides those known; whether that is new."""

@@ -28,7 +28,7 @@ PL, TPU, SC = _jax.pallas_primitives, _jax.tpu_primitives, _jax.sc_primitives
 VIEW, MASKED, FRONT, LANES = "view", "masked", "front", "lanes"
 
 
-def _undefined(scope: Scope, eqn: Any, form: str, selection: Any, shape: Sequence[int]) -> Mask:
+def undefined(scope: Scope, eqn: Any, form: str, selection: Any, shape: Sequence[int]) -> Mask:
     """The mask of what is read from a Ref; `selection` are the operands that say from where."""
     [ref, *_] = jax.tree.leaves(selection)
     if ref in scope.defined:
@@ -42,7 +42,7 @@ def _undefined(scope: Scope, eqn: Any, form: str, selection: Any, shape: Sequenc
     return result
 
 
-def _mark(scope: Scope, eqn: Any, form: str, selection: Any, mask: Mask) -> None:
+def mark(scope: Scope, eqn: Any, form: str, selection: Any, mask: Mask) -> None:
     """Tells the runtime which of the elements just written are undefined."""
     if mask is None:
         return
@@ -74,7 +74,7 @@ def _get(scope: Scope, eqn: Any) -> list[Mask]:
     transforms = jax.tree.unflatten(eqn.params["tree"], flat)
     _report_indices(scope, eqn, transforms)
     scope.eqns.append(eqn)
-    return [_undefined(scope, eqn, VIEW, (ref, transforms), eqn.outvars[0].aval.shape)]
+    return [undefined(scope, eqn, VIEW, (ref, transforms), eqn.outvars[0].aval.shape)]
 
 
 @rule(_jax.swap_p)
@@ -87,10 +87,10 @@ def _swap(scope: Scope, eqn: Any) -> list[Mask]:
     if scope.is_used(result):
         # What is written becomes defined, so that what was there is read first.
         scope.emit(eqn, _jax.get_p, [ref, *flat], [result], {"tree": eqn.params["tree"]})
-        old = _undefined(scope, eqn, VIEW, (ref, transforms), result.aval.shape)
+        old = undefined(scope, eqn, VIEW, (ref, transforms), result.aval.shape)
         eqn = eqn.replace(outvars=[_jax.DropVar(result.aval)])
     scope.eqns.append(eqn)
-    _mark(scope, eqn, VIEW, (ref, transforms), scope.mask(value))
+    mark(scope, eqn, VIEW, (ref, transforms), scope.mask(value))
     return [old]
 
 
@@ -100,7 +100,7 @@ def _addupdate(scope: Scope, eqn: Any) -> list[Mask]:
     transforms = jax.tree.unflatten(eqn.params["tree"], flat)
     _report_indices(scope, eqn, transforms)
     scope.eqns.append(eqn)
-    _mark(scope, eqn, VIEW, (ref, transforms), scope.mask(value))
+    mark(scope, eqn, VIEW, (ref, transforms), scope.mask(value))
     return []
 
 
@@ -111,8 +111,8 @@ def _masked_load(scope: Scope, eqn: Any) -> list[Mask]:
     scope.eqns.append(eqn)
     shape = tuple(eqn.outvars[0].aval.shape)
     if mask is None:
-        return [_undefined(scope, eqn, VIEW, (ref, transforms), shape)]
-    read = _undefined(scope, eqn, MASKED, (ref, transforms, mask), shape)
+        return [undefined(scope, eqn, VIEW, (ref, transforms), shape)]
+    read = undefined(scope, eqn, MASKED, (ref, transforms, mask), shape)
     # Where the mask is false there is the other value, or none.
     left_out = None if other is None else scope.mask(other)
     if other is None:
@@ -133,11 +133,11 @@ def _masked_swap(scope: Scope, eqn: Any) -> list[Mask]:
     form = VIEW if mask is None else MASKED
     selection = (ref, transforms) if mask is None else (ref, transforms, mask)
     if scope.is_used(eqn.outvars[0]):
-        old = _undefined(scope, eqn, form, selection, shape)
+        old = undefined(scope, eqn, form, selection, shape)
     scope.eqns.append(eqn)
     if mask is not None:
         scope.report(eqn, [mask], BRANCH)
-    _mark(scope, eqn, form, selection, scope.mask(value))
+    mark(scope, eqn, form, selection, scope.mask(value))
     return [old]
 
 
@@ -151,7 +151,7 @@ def _empty_ref(scope: Scope, eqn: Any) -> list[Mask]:
 def _new_ref(scope: Scope, eqn: Any) -> list[Mask]:
     scope.eqns.append(eqn)
     [ref] = eqn.outvars
-    _mark(scope, eqn, VIEW, (ref, ()), scope.mask(eqn.invars[0]))
+    mark(scope, eqn, VIEW, (ref, ()), scope.mask(eqn.invars[0]))
     return []
 
 
@@ -159,30 +159,7 @@ def _new_ref(scope: Scope, eqn: Any) -> list[Mask]:
 def _freeze(scope: Scope, eqn: Any) -> list[Mask]:
     [ref] = eqn.invars
     scope.eqns.append(eqn)
-    return [_undefined(scope, eqn, VIEW, (ref, ()), eqn.outvars[0].aval.shape)]
-
-
-@rule(TPU.matmul_acc_lhs_p)
-def _matmul_acc_lhs(scope: Scope, eqn: Any) -> list[Mask]:
-    ref, left, *flat = eqn.invars
-    transforms = jax.tree.unflatten(eqn.params["acc_transforms_tree"], flat)
-    scope.eqns.append(eqn)
-    mask = scope.mask(left)
-    if mask is not None:
-        shape = (left.aval.shape[0], 1)
-        rows = scope.call(eqn, lambda mask: mask.any(axis=1, keepdims=True), [mask], shape)
-        _mark(scope, eqn, VIEW, (ref, transforms), rows)
-    return []
-
-
-@rule(TPU.matmul_pop_p)
-def _matmul_pop(scope: Scope, eqn: Any) -> list[Mask]:
-    ref, *flat = eqn.invars
-    transforms = jax.tree.unflatten(eqn.params["acc_transforms_tree"], flat)
-    # Popping clears the accumulator, and with it what was undefined there.
-    result = _undefined(scope, eqn, VIEW, (ref, transforms), eqn.outvars[0].aval.shape)
-    scope.eqns.append(eqn)
-    return [result]
+    return [undefined(scope, eqn, VIEW, (ref, ()), eqn.outvars[0].aval.shape)]
 
 
 # Vector subcores.
@@ -201,9 +178,9 @@ def _load_expanded(scope: Scope, eqn: Any) -> list[Mask]:
     scope.eqns.append(eqn)
     shape = tuple(eqn.outvars[0].aval.shape)
     if mask is None:
-        return [_undefined(scope, eqn, VIEW, (ref, transforms), shape)]
+        return [undefined(scope, eqn, VIEW, (ref, transforms), shape)]
     scope.report(eqn, [mask], INDEX)
-    read = _undefined(scope, eqn, FRONT, (ref, transforms, mask), shape)
+    read = undefined(scope, eqn, FRONT, (ref, transforms, mask), shape)
     left_out = scope.call(eqn, lambda mask: ~mask, [mask], shape)
     return [scope.union(eqn, [read, left_out], shape)]
 
@@ -215,10 +192,10 @@ def _store_compressed(scope: Scope, eqn: Any) -> list[Mask]:
     _report_indices(scope, eqn, transforms)
     scope.eqns.append(eqn)
     if mask is None:
-        _mark(scope, eqn, VIEW, (ref, transforms), scope.mask(value))
+        mark(scope, eqn, VIEW, (ref, transforms), scope.mask(value))
     else:
         scope.report(eqn, [mask], INDEX)
-        _mark(scope, eqn, FRONT, (ref, transforms, mask), scope.mask(value))
+        mark(scope, eqn, FRONT, (ref, transforms, mask), scope.mask(value))
     return [scope.mask(value)]
 
 
@@ -231,7 +208,7 @@ def _load_gather(scope: Scope, eqn: Any) -> list[Mask]:
     picks = [mask_of for mask_of in map(scope.mask, indices) if mask_of is not None]
     if picks:
         _report_lanes(scope, eqn, picks, mask)
-    read = _undefined(scope, eqn, LANES, (ref, transforms, tuple(indices), mask), shape)
+    read = undefined(scope, eqn, LANES, (ref, transforms, tuple(indices), mask), shape)
     left_out = None
     if mask is not None:
         left_out = scope.call(eqn, lambda mask: ~mask, [mask], shape)
@@ -247,7 +224,7 @@ def _store_scatter(scope: Scope, eqn: Any) -> list[Mask]:
     if picks:
         _report_lanes(scope, eqn, picks, mask)
     selection = (ref, transforms, tuple(indices), mask)
-    _mark(scope, eqn, LANES, selection, scope.mask(value))
+    mark(scope, eqn, LANES, selection, scope.mask(value))
     return []
 
 

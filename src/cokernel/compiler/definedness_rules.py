@@ -327,7 +327,11 @@ def _scatter(scope: Scope, eqn: Any) -> list[Mask]:
 
 def load() -> None:
     """Registers the rules of all primitives that are computed element by element."""
-    from cokernel.compiler import definedness_flow, definedness_memory  # noqa: F401
+    from cokernel.compiler import (  # noqa: F401
+        definedness_flow,
+        definedness_matrix_units,
+        definedness_memory,
+    )
     from cokernel.compiler.ops import load_rules
     from cokernel.compiler.ops.registry import ELEMENT_RULES
 

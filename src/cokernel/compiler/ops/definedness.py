@@ -136,6 +136,32 @@ def _is_same(atoms: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(atoms) == len(others) and all(map(operator.is_, atoms, others))
 
 
+def is_followed(context: Context) -> bool:
+    """Whether undefined values are followed."""
+    checked = context.kernel.checked
+    return checked is not None and checked.uninitialised
+
+
+def copy_undefined(context: Context, target: Buffer, source: Buffer) -> None:
+    """Makes undefined in one buffer what is so in another; what lies in each lies together."""
+    size = dtypes.itemsize(target.dtype)
+    function = context.function
+    function.call_external(
+        "cokernel_checked_copy_undefined",
+        void,
+        [
+            function.core,
+            target.address,
+            source.address,
+            ir.Constant(i64, size),
+            ir.Constant(i64, 1),
+            table(context, [target.size]),
+            table(context, [size]),
+            table(context, [size]),
+        ],
+    )
+
+
 # Masks as values.
 
 
@@ -185,18 +211,22 @@ def _mask_of_view(context: Context, view: View, shape: Sequence[int], read: int)
 
         _for_each_element(context, view, target, ask)
         return target
-    _fill_mask(context, view, target, read)
-    return target
+    return _fill_mask(context, view, target, read)
 
 
-def _fill_mask(context: Context, view: View, target: Buffer, read: int) -> None:
+def _fill_mask(context: Context, view: View, target: Buffer, read: int) -> Buffer:
     """Asks the runtime for the mask of what strides describe."""
+    return _filled(context, target, _ask_view(context, view, target.address, read))
+
+
+def _filled(context: Context, target: Buffer, answer: ir.Value) -> Buffer:
+    """A mask for which the runtime has been asked, and what it answered."""
     builder = context.builder
-    answer = _ask_view(context, view, target.address, read)
     # The runtime fills the mask only where there is something to say.
     is_clean = builder.icmp_signed("==", answer, ir.Constant(i32, 0))
     with builder.if_then(is_clean, likely=True):
         nests.fill_zero(context, target.address, target.size)
+    return target
 
 
 def _mask_after_read(context: Context, answer: Answer, shape: Sequence[int], read: int) -> Value:
@@ -224,16 +254,45 @@ def _mask_after_read(context: Context, answer: Answer, shape: Sequence[int], rea
     return make_packed(shape, _BOOL, register)
 
 
+def mask_of_buffer(context: Context, buffer: Buffer, read: int) -> Buffer:
+    """The mask of all that a buffer holds which lies together."""
+    target = nests.dense_buffer(context, buffer.shape, _BOOL)
+    size = dtypes.itemsize(buffer.dtype)
+    answer = _ask_block(context, buffer.address, [buffer.size], [size], size, target.address, read)
+    return _filled(context, target, answer)
+
+
+def mark_buffer(context: Context, buffer: Buffer, mask: Value, reads: Sequence[int]) -> None:
+    """Makes undefined what a mask says of a buffer which lies together."""
+    size = dtypes.itemsize(buffer.dtype)
+    dense = context.dense(mask)
+    with context.builder.if_then(_any(context, dense), likely=False):
+        _mark_block(context, buffer.address, [buffer.size], [size], size, dense.address, reads)
+
+
 def _ask_view(context: Context, view: View, mask: ir.Value, read: int) -> ir.Value:
+    extents, strides = merged(context.function, view.extents, view.strides)
+    size = dtypes.itemsize(view.dtype)
+    return _ask_block(context, view.address, extents, strides, size, mask, read)
+
+
+def _ask_block(
+    context: Context,
+    address: ir.Value,
+    extents: Sequence[Index],
+    strides: Sequence[int],
+    itemsize: int,
+    mask: ir.Value,
+    read: int,
+) -> ir.Value:
     function = context.function
-    extents, strides = merged(function, view.extents, view.strides)
     return function.call_external(
         "cokernel_checked_undefined",
         i32,
         [
             function.core,
-            view.address,
-            ir.Constant(i64, dtypes.itemsize(view.dtype)),
+            address,
+            ir.Constant(i64, itemsize),
             ir.Constant(i64, len(extents)),
             table(context, extents),
             table(context, strides),
@@ -267,22 +326,35 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) 
     taken: Value = mask if isinstance(mask, Scalar | Packed) else context.dense(mask)
     with builder.if_then(_any(context, taken), likely=False):
         dense = context.dense(taken)
-        function = context.function
-        extents, strides = merged(function, view.extents, view.strides)
-        function.call_external(
-            "cokernel_checked_mark_undefined",
-            void,
-            [
-                function.core,
-                view.address,
-                ir.Constant(i64, dtypes.itemsize(view.dtype)),
-                ir.Constant(i64, len(extents)),
-                table(context, extents),
-                table(context, strides),
-                dense.address,
-                *read_numbers(function, reads),
-            ],
-        )
+        extents, strides = merged(context.function, view.extents, view.strides)
+        size = dtypes.itemsize(view.dtype)
+        _mark_block(context, view.address, extents, strides, size, dense.address, reads)
+
+
+def _mark_block(
+    context: Context,
+    address: ir.Value,
+    extents: Sequence[Index],
+    strides: Sequence[int],
+    itemsize: int,
+    mask: ir.Value,
+    reads: Sequence[int],
+) -> None:
+    function = context.function
+    function.call_external(
+        "cokernel_checked_mark_undefined",
+        void,
+        [
+            function.core,
+            address,
+            ir.Constant(i64, itemsize),
+            ir.Constant(i64, len(extents)),
+            table(context, extents),
+            table(context, strides),
+            mask,
+            *read_numbers(function, reads),
+        ],
+    )
 
 
 # Single elements: (address, bytes of the element, mask, index into the mask).

@@ -6,7 +6,7 @@ push in one iteration of a loop what it multiplies with in the next.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -20,15 +20,28 @@ from cokernel.compiler import nests, views
 from cokernel.compiler.access import accumulate, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.core_state import lasting_buffer, state_address
+from cokernel.compiler.definedness import (
+    load_staged_p,
+    mark_queue_p,
+    mark_staged_p,
+    queue_undefined_p,
+    weights_undefined_p,
+)
 from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import Index
 from cokernel.compiler.layout import space_of
 from cokernel.compiler.ops.control import outlined
-from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.definedness import (
+    copy_undefined,
+    is_followed,
+    mark_buffer,
+    mask_of_buffer,
+)
+from cokernel.compiler.ops.registry import checked_rule, rule
 from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.ops.targets import require
 from cokernel.compiler.ops.traced import lower_traced
-from cokernel.compiler.probes import Access
+from cokernel.compiler.probes import Access, is_probed, probe_run
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Buffer, Value, array_constant, make_packed
 
@@ -77,6 +90,18 @@ def _matmul_push_rhs(context: Context, eqn: Any, weights: Value) -> None:
     staged = unit.staged[register]
     _same_type(context, staged, weights, f"staging register {register} of matrix unit {number}")
     context.store(_inside(context, staged), weights, is_fresh=True)
+    _probe(
+        context, _inside(context, staged), Access.WRITE, "matmul_push_rhs", f"staged in {number}"
+    )
+
+
+def _probe(context: Context, buffer: Buffer, access: Access, operation: str, name: str) -> None:
+    """Tells checked mode of an access to the memory of a matrix unit."""
+    if not is_probed(context):
+        return
+    size = buffer.dtype.itemsize
+    site = context.site(operation, name)
+    probe_run(context, site, access, buffer.address, buffer.size * size, size)
 
 
 def _loaded(context: Context, number: int, register: int | None) -> Buffer:
@@ -92,7 +117,12 @@ def _loaded(context: Context, number: int, register: int | None) -> Buffer:
         if unit.weights is None:
             unit.weights = lasting_buffer(context, staged.shape, staged.dtype)
         _same_type(context, unit.weights, staged, f"matrix unit {number}")
-        context.store(_inside(context, unit.weights), staged, is_fresh=True)
+        weights = _inside(context, unit.weights)
+        context.store(weights, staged, is_fresh=True)
+        name = f"weights of matrix unit {number}"
+        _probe(context, weights, Access.WRITE, "load_staged_rhs", name)
+        if is_followed(context):
+            copy_undefined(context, weights, staged)
     if unit.weights is None:
         raise ValueError(
             f"{context.describe()}: matrix unit {number} multiplies before any weights are loaded; "
@@ -112,6 +142,28 @@ def _product(context: Context, left: Value, weights: Value, dtype: Any) -> Value
 
 def _accumulator(operands: Sequence[Any], eqn: Any) -> Sequence[Any]:
     return jax.tree.unflatten(eqn.params["acc_transforms_tree"], operands)
+
+
+@checked_rule(mark_staged_p)
+def _mark_staged(context: Context, eqn: Any, mask: Value) -> None:
+    unit = _unit(context, eqn.params["number"])
+    staged = _inside(context, unit.staged[eqn.params["register"]])
+    mark_buffer(context, staged, mask, eqn.params["reads"])
+
+
+@checked_rule(load_staged_p)
+def _load_staged(context: Context, eqn: Any) -> None:
+    _loaded(context, eqn.params["number"], eqn.params["register"])
+
+
+@checked_rule(weights_undefined_p)
+def _weights_undefined(context: Context, eqn: Any) -> Value:
+    number, operation = eqn.params["number"], eqn.params["operation"]
+    weights = _unit(context, number).weights
+    assert weights is not None
+    inside = _inside(context, weights)
+    _probe(context, inside, Access.READ, operation, f"weights of matrix unit {number}")
+    return mask_of_buffer(context, inside, eqn.params["read"])
 
 
 @rule(TPU.matmul_acc_lhs_p)
@@ -217,3 +269,73 @@ def _move_rows(
         return []
 
     outlined(context, "result_queue", [queue, block, where], [], build)
+
+
+@checked_rule(mark_queue_p)
+def _mark_queue(context: Context, eqn: Any, *masks: Value) -> None:
+    """Says of the rows pushed last that they are defined, but for what a mask says."""
+    number, rows = eqn.params["number"], eqn.params["rows"]
+    _, last = _ends(context, number)
+    start = context.builder.sub(context.builder.load(last, typ=i64), ir.Constant(i64, rows))
+
+    def visit(row: Buffer, held: Buffer | None) -> None:
+        name = f"results of matrix unit {number}"
+        _probe(context, row, Access.WRITE, "matmul_lhs_fifo", name)
+        if held is not None:
+            mark_buffer(context, row, held, eqn.params["reads"])
+
+    _each_row(context, number, rows, start, masks[0] if masks else None, visit)
+
+
+@checked_rule(queue_undefined_p)
+def _queue_undefined(context: Context, eqn: Any) -> Value:
+    """The mask of the rows that are popped next."""
+    number, (rows, columns) = eqn.params["number"], eqn.outvars[0].aval.shape
+    first, _ = _ends(context, number)
+    target = nests.dense_buffer(context, (rows, columns), np.dtype(np.bool_))
+
+    def visit(row: Buffer, held: Buffer | None) -> None:
+        assert held is not None
+        name = f"results of matrix unit {number}"
+        _probe(context, row, Access.READ, "matmul_pop_fifo", name)
+        found = mask_of_buffer(context, row, eqn.params["read"])
+        nests.copy_dense(context.function, held.address, found.address, columns)
+
+    start = context.builder.load(first, typ=i64)
+    _each_row(context, number, rows, start, target, visit)
+    return target
+
+
+def _each_row(
+    context: Context,
+    number: int,
+    rows: int,
+    start: ir.Value,
+    beside: Value | None,
+    visit: Callable[[Buffer, Buffer | None], None],
+) -> None:
+    """Visits rows of a queue from number `start` on, each with its row of a mask beside them."""
+    queue = _unit(context, number).queue
+    if queue is None:
+        # Its rule says so.
+        return
+    mask = [] if beside is None else [context.dense(beside)]
+    where = make_packed((), np.int64, start)
+
+    def build(inside: list[Any]) -> Sequence[ir.Value]:
+        queue_in, where_in, *masks = inside
+        function = context.function
+        columns = queue_in.shape[1]
+        with function.loop(0, rows) as loop:
+            row = function.add(context.scalar(where_in), loop.counter)
+            place: Index = function.remainder(row, QUEUE_ROWS)
+            ours = queue_in.element_address(function, [place, 0])
+            single = Buffer((columns,), queue_in.dtype, ours, (queue_in.dtype.itemsize,))
+            held = None
+            if masks:
+                theirs = masks[0].element_address(function, [loop.counter, 0])
+                held = Buffer((columns,), np.dtype(np.bool_), theirs, (1,))
+            visit(single, held)
+        return []
+
+    outlined(context, "queue_definedness", [_inside(context, queue), where, *mask], [], build)
