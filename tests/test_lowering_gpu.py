@@ -1,5 +1,7 @@
 """Kernels of GPU programs: merged into one, run in JAX's interpreter, refused with the reason."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,20 +114,58 @@ def test_a_race_is_an_error():
         jax.block_until_ready(two_programs(do_not_wait)(np.ones(LENGTH, np.float32)))
 
 
-def test_memory_that_one_program_allocates_in_a_loop_is_refused_at_its_line(line_of):
-    def allocates(x_ref, o_ref, tile, full, done):
-        @pl.loop(0, 2)
-        def _step(_):
-            pl.run_scoped(
-                lambda mine: plgpu.barrier_wait(full),
-                plgpu.SMEM((LENGTH,), F32),
-                collective_axes="consumer",
-            )
+def test_a_loop_that_never_ends_and_uses_no_memory_is_stopped_too():
+    def go_round(x_ref, o_ref, tile, full):
+        plgpu.barrier_wait(full)
 
-    kernel = two_programs(allocates, interpret=False)
-    with pytest.raises(NotImplementedError, match="memory within a loop or a branch") as error:
-        jax.jit(kernel).trace(VECTOR).lower(lowering_platforms=("cuda",))
-    assert f"at {line_of(allocates, 'pl.run_scoped')}" in str(error.value)
+        @pl.when(lax.axis_index("consumer") == 1)
+        def _second():
+            last = lax.while_loop(lambda i: i >= 0, lambda i: (i + 1) % 100, 0)
+            o_ref[0] = last.astype(F32)
+
+    limited = cokernel.CompilerParams(time_limit_s=1)
+    x = np.ones(LENGTH, np.float32)
+    with pytest.raises(Exception, match="had not ended after 1 s .* a loop does not end"):
+        jax.block_until_ready(two_programs(go_round, compiler_params=limited)(x))
+    expected = 3 + np.repeat(np.float32([0, 2]), LENGTH // 2)
+    np.testing.assert_array_equal(two_programs()(x), expected)
+
+
+def calls_on_gpu(kernel):
+    lowered = jax.jit(lambda x: (kernel(x), x)[1]).trace(VECTOR).lower(lowering_platforms=("cuda",))
+    return [line for line in lowered.as_text().splitlines() if "@mosaic_gpu" in line]
+
+
+def prints(x_ref, o_ref, tile, full):
+    pl.debug_print("core {}", lax.axis_index("consumer"))
+
+
+@pytest.mark.parametrize(
+    ("consume", "given", "expected"),
+    [
+        (scale_part, None, False),
+        (scale_part, plgpu.CompilerParams(), False),
+        (scale_part, cokernel.CompilerParams(has_side_effects=True), True),
+        (prints, None, True),
+        (prints, plgpu.CompilerParams(), True),
+    ],
+)
+def test_a_kernel_with_side_effects_is_a_call_with_them(consume, given, expected):
+    [call] = calls_on_gpu(two_programs(consume, interpret=False, compiler_params=given))
+    assert ("has_side_effect = true" in call) == expected
+
+
+@pytest.mark.parametrize("name", ["ünï", "1st", 'a "b"', "", "x" * 300])
+@pytest.mark.parametrize("programs", [1, 2])
+def test_the_assembler_gets_a_name_that_it_can_take(name, programs):
+    if programs == 2:
+        kernel = two_programs(interpret=False, name=name)
+    else:
+        kernel = cokernel.kernel(lambda x_ref, o_ref: None, VECTOR, mesh=mesh("only"), name=name)
+    [call] = calls_on_gpu(lambda x: kernel(x))
+    symbols = re.findall(r"\\00(\w{1,110})_mosaic_gpu\\00", call)
+    assert symbols
+    assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", symbol) for symbol in symbols)
 
 
 def test_meshes_of_one_kernel_differ_only_in_their_threads():

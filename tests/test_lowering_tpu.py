@@ -96,6 +96,19 @@ def test_scalars_and_refs_can_be_closed_over():
     assert text.count("@tpu_custom_call") == 1
 
 
+@pytest.mark.parametrize(("printing", "expected"), [(False, False), (True, True)])
+def test_a_kernel_that_prints_is_a_call_with_side_effects(printing, expected):
+    mesh = pltpu.TensorCoreMesh(axis_name="tensor", num_cores=1)
+
+    def body(x_ref, o_ref):
+        if printing:
+            pl.debug_print("here")
+        pltpu.sync_copy(x_ref, o_ref)
+
+    text = lowered(cokernel.kernel(body, VECTOR, mesh=mesh), VECTOR)
+    assert ("has_side_effect = true" in str(text)) == expected
+
+
 def test_kernels_of_cpu_cores_are_refused_by_name():
     kernel = cokernel.kernel(
         copy, VECTOR, mesh=cokernel.CoreMesh(core=2), scratch_types=[cokernel.private((16,), F32)]

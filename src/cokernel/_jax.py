@@ -40,6 +40,8 @@ from jax._src.dispatch import apply_primitive
 from jax._src.dtypes import itemsize_bits
 from jax._src.flattree import FlatTree
 from jax._src.flattree import flatten as flatten_to_tree
+from jax._src.flattree import nones as flat_tree_of_nothing
+from jax._src.flattree import pack as pack_flat_trees
 from jax._src.interpreters.partial_eval import trace_to_jaxpr
 from jax._src.lax.parallel import axis_index_p
 from jax._src.literals import TypedComplex

@@ -76,6 +76,15 @@ def abstract_eval(
     return tuple(map(_seen_from_outside, results)), effects
 
 
+def has_side_effects(avals_in: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    """Returns whether a kernel must run even if nobody uses its results: if it prints, calls back
+    or communicates."""
+    _, effects = abstract_eval(*avals_in, **params)
+    return any(
+        not isinstance(effect, _jax.JaxprInputEffect | _jax.NamedAxisEffect) for effect in effects
+    )
+
+
 def _seen_from_outside(aval: Any) -> Any:
     # An array in a kernel's own memory space would be of no use to other primitives.
     if isinstance(aval, _jax.ShapedArray) and not isinstance(

@@ -120,7 +120,7 @@ def collect() -> list[Case]:
     """
     everything = (ROOT / "examples").rglob("*.py")
     examples = sorted(path for path in everything if path.parent.name != "gpu")
-    return _collect(ROOT / "tests" / "kernels", examples)
+    return _collect([ROOT / "tests" / "kernels"], examples)
 
 
 def collect_gpu() -> list[Case]:
@@ -129,15 +129,17 @@ def collect_gpu() -> list[Case]:
     Raises:
       RuntimeError: if any of them fails.
     """
-    tests = ROOT / "tests" / "test_lowering_gpu_merge.py"
+    names = ("test_lowering_gpu_allocations.py", "test_lowering_gpu_merge.py")
+    tests = [ROOT / "tests" / name for name in names]
     return _collect(tests, sorted((ROOT / "examples" / "gpu").glob("*.py")))
 
 
-def _collect(tests: pathlib.Path, examples: Sequence[pathlib.Path]) -> list[Case]:
+def _collect(tests: Sequence[pathlib.Path], examples: Sequence[pathlib.Path]) -> list[Case]:
     recorder = _Recorder()
     with _recording(recorder):
         status = pytest.main(
-            ["-q", "-x", "-p", "no:cacheprovider", "--no-header", str(tests)], plugins=[recorder]
+            ["-q", "-x", "-p", "no:cacheprovider", "--no-header", *map(str, tests)],
+            plugins=[recorder],
         )
         if status != 0:
             raise RuntimeError(f"the kernels do not run natively: pytest ended with {status!r}")

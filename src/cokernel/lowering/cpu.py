@@ -70,7 +70,8 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         operand_output_aliases=dict(params["input_output_aliases"]),
         # XLA makes a call with side effects dearer, so only a kernel that prints, calls back or
         # communicates is one.
-        has_side_effect=options.has_side_effects or _has_side_effects(ctx, params),
+        has_side_effect=options.has_side_effects
+        or primitive.has_side_effects(ctx.avals_in, params),
     )
     # On the CPU calls with side effects run one after the other in the order of the program, so
     # the tokens of ordered effects have nothing to add.
@@ -290,14 +291,6 @@ def load(key: int, text: str) -> None:
     with _registration_lock:
         if not _runtime.executable_is_registered(key):
             _register(key, json.loads(text), [])
-
-
-def _has_side_effects(ctx: Any, params: Mapping[str, Any]) -> bool:
-    """Whether the kernel must run even if nobody uses its results."""
-    _, effects = primitive.abstract_eval(*ctx.avals_in, **params)
-    return any(
-        not isinstance(effect, _jax.JaxprInputEffect | _jax.NamedAxisEffect) for effect in effects
-    )
 
 
 def _outer_axes(ctx: Any, params: Mapping[str, Any]) -> dict[Any, int]:

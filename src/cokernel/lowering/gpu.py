@@ -1,9 +1,10 @@
 """CUDA: merges a kernel's programs into one, and hands it to JAX's Mosaic GPU compiler."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from cokernel import _jax, meshes, parameters
+from cokernel import _jax, meshes, parameters, primitive
 from cokernel.lowering import gpu_merge, stock
 
 
@@ -17,9 +18,35 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     one = as_one_program(len(operands), params)
     # The interpreter is for where there is no GPU; the order that its effect asks for is XLA's own.
     one["interpret"] = False
+    [jaxpr] = one["jaxprs"]
+    info = jaxpr.debug_info.replace_func_name(_symbol(params["name"]))
+    one["jaxprs"] = (jaxpr.replace(debug_info=info),)
     if len(ctx.tokens_in):
         ctx.set_tokens_out(ctx.tokens_in)
-    return stock.lower(ctx, *operands, **one)
+    block = _jax.mlir.ir.InsertionPoint.current.block
+    num_operations = len(block.operations)
+    results = stock.lower(ctx, *operands, **one)
+    [call] = [
+        operation
+        for operation in list(block.operations)[num_operations:]
+        if operation.operation.name == "stablehlo.custom_call"
+    ]
+    # Mosaic GPU has no parameter for it.
+    given = params["compiler_params"]
+    asked = isinstance(given, parameters.CompilerParams) and given.has_side_effects
+    if asked or primitive.has_side_effects(ctx.avals_in, params):
+        call.attributes["has_side_effect"] = _jax.mlir.ir.BoolAttr.get(True)
+    return results
+
+
+# Of what a file may be called, in which Mosaic GPU puts what it dumps of a kernel.
+_LONGEST_SYMBOL = 100
+
+
+def _symbol(name: str) -> str:
+    """Returns a kernel's name as the assembler takes it: ASCII letters, digits and underscores."""
+    symbol = re.sub(r"\W", "_", name, flags=re.ASCII)[:_LONGEST_SYMBOL]
+    return symbol if symbol[:1].isalpha() else f"kernel_{symbol}"
 
 
 def check_meshes(params: Mapping[str, Any]) -> None:

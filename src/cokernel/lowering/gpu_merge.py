@@ -29,8 +29,8 @@ def merged(num_inputs: int, params: Mapping[str, Any]) -> tuple[Any, Any]:
       params: the parameters of the primitive.
 
     Raises:
-      NotImplementedError: for a program that allocates memory of its own within a loop or branch,
-        where the other programs would not take part.
+      NotImplementedError: for a program that allocates memory which cannot be allocated once for
+        the whole kernel.
     """
     meshes, jaxprs = params["meshes"], params["jaxprs"]
     mesh = _common_mesh(meshes)

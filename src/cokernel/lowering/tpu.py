@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cokernel import _jax, parameters
+from cokernel import _jax, parameters, primitive
 from cokernel.lowering import stock, tpu_cores, tpu_mixed
 from cokernel.meshes import CoreMesh
 
@@ -17,7 +17,15 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
       NotImplementedError: for a program on a mesh that a TPU has not.
     """
     _check_meshes(params)
-    params["compiler_params"] = compiler_params(params["compiler_params"], params["meshes"])
+    given = params["compiler_params"]
+    params["compiler_params"] = compiler_params(given, params["meshes"])
+    if not isinstance(given, _jax.TpuCompilerParams):
+        # XLA drops a call whose results nobody uses, and with it what the kernel prints or sends.
+        effects = primitive.has_side_effects(ctx.avals_in, params)
+        own = params["compiler_params"].has_side_effects
+        params["compiler_params"] = params["compiler_params"].replace(
+            has_side_effects=effects or own
+        )
     params["meshes"], params["jaxprs"] = tpu_cores.widened(params["meshes"], params["jaxprs"])
     if tpu_mixed.is_mixed(params["meshes"]):
         return tpu_mixed.lower(ctx, *operands, **params)
