@@ -111,6 +111,107 @@ def test_its_calls_overlap_within_a_loop(tpu):
     assert len(report.overlaps()) == 1
 
 
+def signal_and_copy(sparse_writes):
+    """A subcore signals the TensorCore, and needs no input if it writes no output."""
+    vectors, tensor = meshes()
+
+    def signal(x_ref, o_ref, *others, ready, block):
+        pl.semaphore_signal(ready, device_id={"tensor": 0})
+        for other_ref in others:
+            pltpu.sync_copy(x_ref, other_ref)
+
+    def copy(x_ref, o_ref, *others, ready, block):
+        pl.semaphore_wait(ready, 16)
+        pltpu.sync_copy(x_ref, block)
+        pltpu.sync_copy(block, o_ref)
+
+    return cokernel.mpmd_map(
+        [(vectors, signal), (tensor, copy)],
+        (BLOCK, BLOCK) if sparse_writes else BLOCK,
+        scratch_types={
+            "ready": pltpu.SemaphoreType.REGULAR @ tensor,
+            "block": pltpu.VMEM(BLOCK.shape, F32) @ tensor,
+        },
+        name="signal_and_copy",
+    )
+
+
+@pytest.mark.parametrize("sparse_writes", [False, True])
+def test_two_launches_one_behind_the_other_each_overlap(tpu, sparse_writes):
+    kernel = signal_and_copy(sparse_writes)
+
+    def last(x):
+        return kernel(x)[-1] if sparse_writes else kernel(x)
+
+    report = aot.compile_with(tpu, lambda x: last(jnp.sin(last(jnp.cos(x)))), BLOCK)
+    assert report.accepted, str(report)
+    by_name = {call.name: call.part for call in report.calls}
+    pairs = [{by_name[name] for name in pair} for pair in report.overlaps()]
+    assert pairs.count({"sparse", "tensor"}) >= 2
+
+
+def test_results_that_nobody_uses_are_refused_where_they_keep_the_calls_apart(tpu):
+    kernel = signal_and_copy(sparse_writes=True)
+
+    def repeated(x, use):
+        return lax.scan(lambda value, _: (use(*kernel(value)), None), x, length=3)[0]
+
+    accepted = aot.compile_with(tpu, lambda x: repeated(x, lambda a, b: a + b), BLOCK)
+    assert accepted.accepted, str(accepted)
+    report = aot.compile_with(tpu, lambda x: repeated(x, lambda a, b: a), BLOCK)
+    assert (report.accepted, report.stage) == (False, "schedule")
+    assert "use both outputs" in report.message
+    line = signal_and_copy.__code__.co_firstlineno
+    assert report.place.line.startswith(f"{__file__}:")
+    assert line < int(report.place.line.rpartition(":")[2]) < line + 20
+
+
+def test_a_ref_that_both_use_stays_where_both_reach_it(tpu):
+    vectors, tensor = meshes()
+
+    def function(x):
+        state = jax.new_ref(x)
+
+        def read(o_ref, block):
+            pltpu.sync_copy(state, o_ref)
+
+        def read_and_write(o_ref, block):
+            pltpu.sync_copy(state, block)
+            pltpu.sync_copy(block, state)
+
+        kernel = cokernel.mpmd_map(
+            [(vectors, read), (tensor, read_and_write)],
+            BLOCK,
+            scratch_types=[pltpu.VMEM(BLOCK.shape, F32) @ tensor],
+        )
+        return kernel(), state[...]
+
+    report = aot.compile_with(tpu, function, BLOCK)
+    assert report.accepted, str(report)
+
+
+def test_memory_that_is_not_there_is_named_though_the_compiler_crashes_for_it(tpu):
+    vectors, tensor = meshes()
+
+    def signal(o_ref, ready, block):
+        pl.semaphore_signal(ready, device_id={"tensor": 0})
+
+    def fill(o_ref, ready, block):
+        pltpu.sync_copy(block.at[pl.ds(0, BLOCK.shape[0])], o_ref)
+
+    kernel = cokernel.mpmd_map(
+        [(vectors, signal), (tensor, fill)],
+        BLOCK,
+        scratch_types=[
+            pltpu.SemaphoreType.REGULAR @ tensor,
+            pltpu.VMEM((8_000_000, 128), F32) @ tensor,
+        ],
+    )
+    report = aot.compile_with(tpu, kernel)
+    assert not report.accepted
+    assert "the largest piece is block: float32[8000000,128]" in report.place.what
+
+
 def refused(programs, scratch_types):
     kernel = cokernel.mpmd_map(
         programs, jax.ShapeDtypeStruct((8,), F32), scratch_types=scratch_types, name="mixed"

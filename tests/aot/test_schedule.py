@@ -96,6 +96,29 @@ def test_sizes_are_those_that_the_compiler_names():
     assert by_unit["SparseCore"].code_bytes == 9088
 
 
+def test_calls_of_one_launch_are_those_that_share_what_was_allocated():
+    def launch(number):
+        def own(text):
+            for name in ("%box", "%s.", "%t.1"):
+                text = text.replace(name, f"%n{number}{name[1:]}")
+            return text
+
+        texts = (ALLOCATE.replace("%a.1", "%box"), START, UPDATE, TC, DONE.replace("ROOT ", ""))
+        names = ("allocate", "sparse", "", "tensor", "")
+        return [
+            own(text.format(part(name)) if name else text)
+            for text, name in zip(texts, names, strict=True)
+        ]
+
+    # The SparseCore's part of the second launch begins first, for it needs no more than is there.
+    (a1, s1, u1, t1, d1), (a2, s2, u2, t2, d2) = launch(1), launch(2)
+    assert schedule.problems(schedule.calls(module(a1, a2, s1, u1, t1, d1, s2, u2, t2, d2))) == []
+    assert schedule.problems(schedule.calls(module(a2, s2, u2, a1, t2, d2, s1, u1, t1, d1))) == []
+    [problem] = schedule.problems(schedule.calls(module(a2, s2, u2, d2, a1, s1, u1, t1, d1, t2)))
+    assert "n2s.call-start at" in problem
+    assert "n2t.1 at" in problem
+
+
 @pytest.mark.parametrize(
     ("written", "name"),
     [

@@ -69,7 +69,11 @@ def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Repo
 
     outcome = compiler.compile(module)
     if outcome.compiled is None:
-        place = _place_of_refusal(jaxpr, outcome, compiler) or _kernel_at_fault(jaxpr, uses)
+        place = None
+        if not (outcome.crashed and any(use.exceeds for use in uses)):
+            # For want of memory compilers also crash, and then any operation may look guilty.
+            place = _place_of_refusal(jaxpr, outcome, compiler)
+        place = place or _kernel_at_fault(jaxpr, uses)
         return Report(
             function=name,
             target=target.name,
@@ -91,6 +95,7 @@ def compile_with(compiler: Compiler, fn: Callable[..., Any], *args: Any) -> Repo
         accepted=not problems,
         stage="schedule" if problems else "",
         message="; ".join(problems),
+        place=_kernel_of_problem(jaxpr, problems),
         seconds=outcome.compiled["seconds"],
         memory=uses,
         code_bytes=sizes.pop("generated_code_size", 0) or _code_of(registers),
@@ -158,6 +163,16 @@ def _place_of_refusal(jaxpr: Any, outcome: Outcome, compiler: Compiler) -> Place
         return found.compiled is None and _kind(found.error) == kind
 
     return places.find(jaxpr, is_refused)
+
+
+def _kernel_of_problem(jaxpr: Any, problems: Sequence[str]) -> Place | None:
+    """Returns the kernel whose calls do not go together in the schedule."""
+    for eqn in memory.kernels(jaxpr) if problems else ():
+        if repr(memory.kernel_name(eqn)) in problems[0]:
+            info = eqn.params["jaxprs"][0].debug_info
+            line = places.line_in_text(info.func_src_info or "")
+            return Place(info.func_name, line, "the calls of the kernel it belongs to")
+    return None
 
 
 _ASSEMBLER_ERROR = re.compile(r"ptxas \S+, line \d+; (?:error|fatal)\s*: (.*)")

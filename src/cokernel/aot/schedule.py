@@ -99,13 +99,17 @@ def problems(all_calls: Sequence[Call]) -> list[str]:
         if not len(allocated) == len(parts[SPARSE]) == len(parts[TENSOR]):
             found.append(f"XLA merged or dropped calls of kernel {kernel!r}")
             continue
-        for allocate, sparse, tensor in zip(allocated, parts[SPARSE], parts[TENSOR], strict=True):
+        sharing = [
+            (allocate, *_sharing(allocate, parts[SPARSE], parts[TENSOR], position))
+            for position, allocate in enumerate(allocated)
+        ]
+        for allocate, sparse, tensor in sharing:
             if not sparse.overlaps(tensor):
                 found.append(
                     f"kernel {kernel!r} has programs on SparseCores and on a TensorCore, which "
-                    f"wait for each other, but XLA schedules them one after the other: "
+                    f"may wait for each other, but XLA schedules them one after the other: "
                     f"{sparse.name} at {sparse.start} to {sparse.end}, {tensor.name} at "
-                    f"{tensor.start}"
+                    f"{tensor.start}. Give programs of both kinds an output, and use both outputs"
                 )
             if allocate is None:
                 continue
@@ -116,6 +120,21 @@ def problems(all_calls: Sequence[Call]) -> list[str]:
                         f"{call.name} a copy of what {allocate.name} has made"
                     )
     return found
+
+
+def _sharing(
+    allocate: Call | None, sparse: Sequence[Call], tensor: Sequence[Call], position: int
+) -> tuple[Call, Call]:
+    """Returns the two calls that run the programs of one launch: those which are given most of what
+    was allocated for it. Where nothing was, the order of the schedule has to do."""
+    if allocate is None:
+        return sparse[position], tensor[position]
+    made = set(allocate.results)
+
+    def shares(call: Call) -> int:
+        return len(made & set(call.operands))
+
+    return max(sparse, key=shares), max(tensor, key=shares)
 
 
 def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:

@@ -136,7 +136,9 @@ class _Kernel:
             tokens += token
         if self._copied:
             outputs.update(self._finish(shared, tokens))
-        return [outputs[output] for output in range(self._num_outputs)]
+        # Who wants results of one call waits for both, so that XLA has no reason to end one before
+        # it begins the other.
+        return lax.optimization_barrier([outputs[output] for output in range(self._num_outputs)])
 
     def _home(self, output: int) -> int:
         """Returns the number of the variable that holds an output."""
@@ -175,9 +177,17 @@ class _Kernel:
     def _allocate(self, inputs: Sequence[Any]) -> Any:
         sources = {index: inputs[index] for index in self._shared if index < self._num_inputs}
         targets = [self._shared.index(index) for index in sources]
+        # It is given the other inputs too, so that no call of this launch begins before they exist.
+        # A SparseCore that needs none of them would run during what goes before.
+        others = [
+            value
+            for index, value in enumerate(inputs)
+            if index not in sources
+            and not isinstance(self._avals[index].memory_space, _jax.CoreMemorySpace)
+        ]
 
         def body(*refs: Any) -> None:
-            made = refs[len(sources) :]
+            made = refs[len(sources) + len(others) :]
 
             @pl.when(lax.axis_index(self._tensor_mesh.axis_name) == 0)
             def _copy() -> None:
@@ -185,7 +195,7 @@ class _Kernel:
                     pltpu.sync_copy(source, made[target])
 
         out_types = [self._array_type(index) for index in self._shared]
-        return self._small_kernel(body, out_types, ALLOCATE)(*sources.values())
+        return self._small_kernel(body, out_types, ALLOCATE)(*sources.values(), *others)
 
     def _finish(self, shared: Mapping[int, Any], tokens: Sequence[Any]) -> dict[int, Any]:
         values = [shared[self._home(output)] for output in self._copied]
@@ -258,6 +268,9 @@ class _Kernel:
         for index in operands:
             value = shared[index] if index in shared else inputs[index]
             space = self._avals[index].memory_space
+            if index in shared and not isinstance(space, _jax.CoreMemorySpace):
+                # XLA would give a call a copy in faster memory of an array that is small.
+                value = _jax.with_memory_space_constraint(value, _jax.TpuMemorySpace.HBM)
             if isinstance(space, _jax.CoreMemorySpace):
                 value = _jax.with_memory_space_constraint(value, space)
                 if space.mesh not in (*group.meshes, *external):
