@@ -158,7 +158,7 @@ class MemoryInfo(TypedDict):
 class Polled(TypedDict):
     party: Party
     memory: MemoryInfo | None
-    semaphore: SemaphoreInfo | None  # Without its count.
+    semaphore: SemaphoreInfo | None
 
 class FindingSchedule(TypedDict):
     strategy: str

@@ -363,3 +363,75 @@ def test_sleep_sets_lose_no_behaviour_and_no_finding(make, cores, most):
     with_sets = explored(None)
     assert with_sets[:2] == (behaviours, kinds)
     assert with_sets[2] <= most < runs
+
+
+def test_what_nobody_wrote_is_met_once_in_each_run():
+    def body(x_ref, out_ref):
+        for row in range(0, 64, 2):
+            out_ref[row] = x_ref[row]
+
+    kernel = cokernel.kernel(
+        body, jax.ShapeDtypeStruct((64, 8), jnp.float32), mesh=cokernel.CoreMesh(core=1)
+    )
+    [finding] = cokernel.explore(kernel, jnp.ones((64, 8)), schedules=3).findings
+    assert finding.occurrences == 3
+    assert "256 elements have never been written" in finding.sentence
+    assert finding.memory.count == 256
+
+
+def test_one_signal_too_many_is_one_finding():
+    def body(out_ref):
+        def scoped(sem):
+            @pl.loop(0, 3)
+            def _step(i):
+                pl.semaphore_signal(sem, 2)
+                pl.semaphore_wait(sem, 1)
+
+        pl.run_scoped(lambda sem: scoped(sem), pltpu.SemaphoreType.REGULAR)
+        out_ref[0] = 1
+
+    kernel = cokernel.kernel(
+        body, jax.ShapeDtypeStruct((1,), jnp.int32), mesh=cokernel.CoreMesh(core=1)
+    )
+    [finding] = cokernel.explore(kernel, schedules=2).findings
+    assert finding.kind == "LeftoverSemaphore"
+
+
+def test_a_flag_in_device_memory_that_nobody_raises_is_named():
+    def body(flags, out_ref):
+        core = lax.axis_index("core")
+
+        @pl.when(core > 0)
+        def _wait():
+            lax.while_loop(lambda _: flags[core, 1] != 7, lambda carry: carry, 0)
+
+        out_ref[core] = 1
+
+    kernel = cokernel.kernel(
+        body, jax.ShapeDtypeStruct((3,), jnp.int32), mesh=cokernel.CoreMesh(core=3)
+    )
+    report = cokernel.explore(lambda: kernel(jax.new_ref(jnp.zeros((3, 2), jnp.int32))))
+    [finding] = report.of_kind("Livelock")
+    assert "flags[1, 1] and flags[2, 1]" in finding.sentence or (
+        "flags[2, 1] and flags[1, 1]" in finding.sentence
+    )
+    assert {party.core for party in finding.parties} == {"core=1", "core=2"}
+    assert all(party.name.startswith("flags") for party in finding.parties)
+
+
+def test_a_count_that_has_passed_the_polled_value_is_told():
+    def body(out_ref, sem):
+        for _ in range(3):
+            pl.semaphore_signal(sem, 1)
+        lax.while_loop(lambda _: pl.semaphore_read(sem) != 2, lambda carry: carry, 0)
+        pl.semaphore_wait(sem, 3)
+        out_ref[0] = 1
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+        mesh=cokernel.CoreMesh(core=1),
+        scratch_types=[pltpu.SemaphoreType.REGULAR],
+    )
+    [finding] = cokernel.explore(kernel, schedules=2).of_kind("Livelock")
+    assert "polls sem (which counts 3)" in finding.sentence

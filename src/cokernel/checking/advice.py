@@ -46,6 +46,10 @@ def advise_failure(kind: str, name: str) -> Iterator[str]:
         case "OutOfBounds":
             yield f"compare the index and the size of the slice with the shape of {name!r}"
             yield "look at the last window, and at the trip count of the loop around it"
+        case "Check":
+            yield "follow the value of the message back to where the program gets it from"
+        case "Callback":
+            yield "look at the traceback: what the kernel calls has raised it"
         case "TimeLimit":
             yield "look at where the cores are: a loop there does not end, or takes too long"
             yield "a kernel that needs longer is given a larger time_limit_s"

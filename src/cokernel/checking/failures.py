@@ -1,6 +1,6 @@
 """The text of the error that a failed launch raises."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel.checking.deadlock import describe_deadlock, group_blocked, state_of
@@ -23,9 +23,11 @@ def failed_parties(failure: Mapping[str, Any], places: Places) -> tuple[Party, .
         core = places.core(failure["program"], failure["coordinates"])
         action = _ACTIONS.get(failure["kind"], "fails")
         return (party_at(places.site(failure.get("site")), failure["program_name"], core, action),)
-    blocked = [
-        core for core in failure.get("cores", ()) if core["state"] in ("semaphore", "barrier")
-    ]
+    cores = failure.get("cores", ())
+    blocked = [core for core in cores if core["state"] in ("semaphore", "barrier")]
+    others = [core for core in cores if core["state"] not in ("semaphore", "barrier", "finished")]
+    if not blocked:
+        return tuple(_busy(others, places))
     return tuple(
         party_at(
             group.site,
@@ -36,6 +38,16 @@ def failed_parties(failure: Mapping[str, Any], places: Places) -> tuple[Party, .
         )
         for group in group_blocked(blocked, places)
     )
+
+
+def _busy(cores: Sequence[Mapping[str, Any]], places: Places) -> Iterator[Party]:
+    """Those that were stopped while they ran, with where they were last seen."""
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    for core in cores:
+        groups.setdefault((core["program"], core["site"], core["state"]), []).append(core)
+    for (program, site, state), some in groups.items():
+        label = places.cores(program, [core["coordinates"] for core in some])
+        yield party_at(places.site(site), some[0]["program_name"], label, f"is {state}")
 
 
 def failed_indices(failure: Mapping[str, Any], site: Mapping[str, Any] | None) -> str:

@@ -35,6 +35,8 @@ KINDS = (
 # Their details say who does what, group by group, and more about each than a party holds.
 TOLD_IN_DETAILS = ("Deadlock", "TimeLimit", "Interrupted")
 
+# Whatever was left of a signal, it is one mistake, whoever took a part of it.
+_OF_THE_FIRST = ("LeftoverSemaphore", "UnwaitedCopy")
 _IN_ANY_ORDER = ("Race", "Deadlock", "Livelock")
 
 # A text names so many of the other cores that did the same.
@@ -116,6 +118,8 @@ class Finding:
         if self.kind in _IN_ANY_ORDER:
             # Who came first is up to the schedule.
             lines = sorted(set(lines))
+        if self.kind in _OF_THE_FIRST:
+            lines = lines[:1]
         return (self.kind, self.name, tuple(lines))
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,7 +212,7 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     name, indices, memory = _what(raw, parties, places)
     # A core may poll several things.
     whats = [
-        "".join(_what(look, [party], places)[:2])
+        "".join(_what(look, [party], places)[:2]) + _counting(look)
         for look, party in zip(looks, parties, strict=False)
     ]
     schedule = raw.get("schedule")
@@ -298,6 +302,12 @@ def _what(
         return fallback, f" ({size} bytes)", None
     elements = elements_of(ref, memory)
     return ref["name"], elements.text, elements
+
+
+def _counting(look: Mapping[str, Any]) -> str:
+    """What a semaphore counts that a core polls: it may have passed what the core waits for."""
+    semaphore = look.get("semaphore")
+    return "" if semaphore is None else f" (which counts {semaphore['count']})"
 
 
 def _race(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:

@@ -21,6 +21,8 @@ from cokernel.checking.places import Places, where_and_code
 
 # What stands above the advice in the text of a deadlock.
 ADVICE = "What to do:"
+# Failures in whose texts the indentation says something.
+AS_TOLD = ("Deadlock", "Callback")
 
 
 # What `coverage` tells of what was counted.
@@ -74,6 +76,15 @@ class Report:
 
     def coverage(self) -> str:
         """What was looked at, and what was not, in some sentences."""
+        sentences = [self.looked_at()]
+        if self.not_checked:
+            sentences.append(f"Not checked: {'; '.join(self.not_checked)}.")
+        if self.dropped:
+            sentences.append(f"{self.dropped} findings more than max_findings were not kept.")
+        return " ".join(sentences)
+
+    def looked_at(self) -> str:
+        """What was looked at, and which checks were off, in some sentences."""
         counted = [
             f"{count:,} {one if count == 1 else many}"
             for name, (one, many) in _COUNTED.items()
@@ -86,10 +97,6 @@ class Report:
         ]
         if self.off:
             sentences.append(f"Switched off by the options: {', '.join(self.off)}.")
-        if self.not_checked:
-            sentences.append(f"Not checked: {'; '.join(self.not_checked)}.")
-        if self.dropped:
-            sentences.append(f"{self.dropped} findings more than max_findings were not kept.")
         return " ".join(sentences)
 
     def of_kind(self, kind: str) -> list[Finding]:
@@ -142,7 +149,7 @@ class Report:
             extent = "all there are within the bound" if self.exhaustive else "not all there may be"
             seen = "behaviour was" if self.behaviours == 1 else "different behaviours were"
             lines += ["", f"{self.behaviours} {seen} seen, {extent}."]
-        lines += ["", self.coverage()]
+        lines += ["", self.looked_at()]
         return "\n".join(lines)
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
@@ -214,7 +221,7 @@ def _failure_finding(
         indices=failed_indices(failure, site),
         advice=tuple(advice),
         replay=replay_text(schedule) if schedule else None,
-        details=tuple(line.removeprefix("  ") if kind != "Deadlock" else line for line in rest),
+        details=tuple(line if kind in AS_TOLD else line.removeprefix("  ") for line in rest),
     )
 
 

@@ -23,7 +23,7 @@ def render(report: "Report") -> Iterator[Any]:
     if report.schedules > 1:
         extent = "all within the bound" if report.exhaustive else "not all there may be"
         yield Text(f"{report.behaviours} different behaviours seen, {extent}", "dim")
-    yield Text(report.coverage(), "dim")
+    yield Text(report.looked_at(), "dim")
 
 
 def _panel(finding: "Finding") -> Any:

@@ -1,5 +1,6 @@
 // Findings, and what is looked at when a scope or a launch ends.
 #include <algorithm>
+#include <utility>
 
 #include "checked/state.h"
 #include "launch.h"
@@ -186,6 +187,7 @@ void State::look_at_outputs() {
     if (region == nullptr) continue;
     const int64_t size = std::max<int64_t>(element_bytes, 1);
     const uintptr_t end = begin + static_cast<uintptr_t>(launch_.buffer_bytes[buffer]);
+    int64_t occurrences = 1;
     shadow_.for_each_undefined(*region, begin, end,
                                [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t read) {
                                  Finding finding;
@@ -198,6 +200,8 @@ void State::look_at_outputs() {
                                    finding.kind = "NeverWritten";
                                    finding.memory = range_of(first, last, size);
                                    finding.memory->place.index = buffer;
+                                   // The pieces of one output are one finding.
+                                   finding.occurrences = std::exchange(occurrences, 0);
                                    add(std::move(finding));
                                    return;
                                  }
@@ -253,12 +257,13 @@ void State::fail_livelocked(int32_t number) {
     if (known.polled_before.empty()) {
       // It looks at nothing that others could change.
       const int32_t site = launch_.cores[core].site.load(std::memory_order_relaxed);
-      finding.polled.push_back({party_of_core(core, site, "poll"), {}, {}});
+      finding.polled.push_back({party_of_core(core, site, "poll"), {}, {}, 0});
     }
     for (const Look& look : known.polled_before) {
-      Polled polled{party_of_core(core, look.site, "poll"), {}, {}};
+      Polled polled{party_of_core(core, look.site, "poll"), {}, {}, 0};
       if (look.semaphore != nullptr) {
         polled.semaphore = look.semaphore->place;
+        polled.semaphore_count = look.semaphore->count;
       } else {
         polled.memory = range_of(look.begin, look.end, look.element_bytes);
       }
@@ -277,6 +282,7 @@ void State::fail_livelocked(int32_t number) {
   }
   finding.memory = finding.polled.front().memory;
   finding.semaphore = finding.polled.front().semaphore;
+  finding.semaphore_count = finding.polled.front().semaphore_count;
   finding.numbers = {{"polls", cores_[number].polls}, {"pollers", ready_.count()}};
   add(std::move(finding), /*ends=*/true);
 }

@@ -5,6 +5,16 @@
 
 namespace cokernel::checked {
 
+namespace {
+
+// Whatever was left of a signal, it is one mistake, whoever took a part of it.
+bool is_of_the_first(const Finding& finding) {
+  const std::string_view kind = finding.kind;
+  return kind == "LeftoverSemaphore" || kind == "UnwaitedCopy";
+}
+
+}  // namespace
+
 // The sites tell apart the Refs of private memory, which is a block of its own for every core; all
 // other memory is told apart by what holds it.
 Findings::Key Findings::key_of(const Finding& finding) {
@@ -17,6 +27,7 @@ Findings::Key Findings::key_of(const Finding& finding) {
     };
     if (rank(second) < rank(first)) std::swap(first, second);
   }
+  if (is_of_the_first(finding)) second = Party();
   int32_t owner = -1;
   int64_t where = 0;
   if (finding.memory.has_value()) {
@@ -54,6 +65,7 @@ bool is_same_block(const Place& one, const Place& other) {
 void Findings::merge(Finding& known, const Finding& finding, bool unite) {
   known.occurrences += finding.occurrences;
   const auto names = [&](const std::optional<Party>& first, const std::optional<Party>& second) {
+    if (is_of_the_first(known)) return is_same_core(first, finding.first);
     return (is_same_core(first, finding.first) && is_same_core(second, finding.second)) ||
            (is_same_core(first, finding.second) && is_same_core(second, finding.first));
   };

@@ -86,6 +86,7 @@ struct Polled {
   Party party;
   std::optional<MemoryRange> memory;
   std::optional<Place> semaphore;
+  int64_t semaphore_count = 0;
 };
 
 struct Finding {

@@ -118,7 +118,11 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
     described["memory"] = nb::none();
     if (look.memory.has_value()) described["memory"] = describe_memory(*look.memory);
     described["semaphore"] = nb::none();
-    if (look.semaphore.has_value()) described["semaphore"] = describe_place(*look.semaphore);
+    if (look.semaphore.has_value()) {
+      nb::dict semaphore = describe_place(*look.semaphore);
+      semaphore["count"] = look.semaphore_count;
+      described["semaphore"] = semaphore;
+    }
     polled.append(described);
   }
   if (!finding.polled.empty()) result["polled"] = polled;
