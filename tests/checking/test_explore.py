@@ -387,7 +387,7 @@ def test_one_signal_too_many_is_one_finding():
                 pl.semaphore_signal(sem, 2)
                 pl.semaphore_wait(sem, 1)
 
-        pl.run_scoped(lambda sem: scoped(sem), pltpu.SemaphoreType.REGULAR)
+        pl.run_scoped(scoped, pltpu.SemaphoreType.REGULAR)
         out_ref[0] = 1
 
     kernel = cokernel.kernel(
