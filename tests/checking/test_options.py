@@ -154,3 +154,9 @@ def test_the_runtime_is_handed_plain_data():
     assert handed["schedule"]["seed"] == 5
     assert handed["schedule"]["depth"] == 2
     assert set(handed) <= {field.name for field in dataclasses.fields(Checked)} | {"schedule"}
+
+
+@pytest.mark.parametrize("text", ["yes", "seed=x", "schedules=0", "fill=red", "replay=abc"])
+def test_an_environment_variable_that_means_nothing_is_named(text):
+    with pytest.raises(ValueError, match=f"{options.VARIABLE} is '{text}'"):
+        options.from_environment({options.VARIABLE: text})

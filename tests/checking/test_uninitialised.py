@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
 
@@ -162,3 +163,28 @@ def test_undefined_values_are_followed_through_a_queue_of_results(broken):
         assert (finding.name, finding.indices[:4]) == ("left", "[4:8")
     else:
         assert not report.findings, str(report)
+
+
+@pytest.mark.parametrize("scatters", [False, True])
+def test_undefined_indices_are_told_beside_the_bad_index_that_they_are(scatters):
+    def body(x_ref, out_ref, values, indices):
+        pltpu.sync_copy(x_ref, values)
+        if scatters:
+            plsc.store_scatter(values, [indices[...]], values[...])
+        else:
+            values[...] = plsc.load_gather(values, [indices[...]])
+        pltpu.sync_copy(values, out_ref)
+
+    with cokernel.target("tpu7x"):
+        kernel = cokernel.kernel(
+            body,
+            jax.ShapeDtypeStruct((16,), jnp.float32),
+            mesh=plsc.VectorSubcoreMesh(
+                core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=1
+            ),
+            scratch_types=[pltpu.VMEM((16,), jnp.float32), pltpu.VMEM((16,), jnp.int32)],
+        )
+        report = cokernel.explore(kernel, jnp.ones(16), schedules=1)
+    assert report.of_kind("OutOfBounds")
+    [finding] = report.of_kind("UninitialisedRead")
+    assert (finding.name, finding.indices) == ("indices", "[0:16]")

@@ -228,7 +228,13 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Checked | N
     text = environment.get(VARIABLE, "").strip()
     if text in ("", "0"):
         return None
-    return from_text(text)
+    try:
+        return from_text(text)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"the environment variable {VARIABLE} is {text!r}: {error}. Write 1, or options as in "
+            "'seed=3,schedules=20', or unset it"
+        ) from None
 
 
 def from_text(text: str) -> Checked:

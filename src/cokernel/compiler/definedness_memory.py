@@ -203,11 +203,12 @@ def _store_compressed(scope: Scope, eqn: Any) -> list[Mask]:
 def _load_gather(scope: Scope, eqn: Any) -> list[Mask]:
     ref, transforms, indices, mask = eqn.params["tree"].unflatten(eqn.invars)
     _report_indices(scope, eqn, transforms)
-    scope.eqns.append(eqn)
     shape = tuple(eqn.outvars[0].aval.shape)
+    # In front of it, as an undefined index is often a bad one as well, which ends the launch.
     picks = [mask_of for mask_of in map(scope.mask, indices) if mask_of is not None]
     if picks:
         _report_lanes(scope, eqn, picks, mask)
+    scope.eqns.append(eqn)
     read = undefined(scope, eqn, LANES, (ref, transforms, tuple(indices), mask), shape)
     left_out = None
     if mask is not None:
@@ -219,10 +220,10 @@ def _load_gather(scope: Scope, eqn: Any) -> list[Mask]:
 def _store_scatter(scope: Scope, eqn: Any) -> list[Mask]:
     ref, transforms, indices, value, mask = eqn.params["tree"].unflatten(eqn.invars)
     _report_indices(scope, eqn, transforms)
-    scope.eqns.append(eqn)
     picks = [mask_of for mask_of in map(scope.mask, indices) if mask_of is not None]
     if picks:
         _report_lanes(scope, eqn, picks, mask)
+    scope.eqns.append(eqn)
     selection = (ref, transforms, tuple(indices), mask)
     mark(scope, eqn, LANES, selection, scope.mask(value))
     return []
