@@ -82,6 +82,7 @@ from jax._src.pallas.core import MemoryRef
 from jax._src.pallas.core import MemorySpace as PallasMemorySpace
 from jax._src.pallas.core import Mesh
 from jax._src.pallas.core import _convert_out_shape_to_aval as convert_out_type_to_aval
+from jax._src.pallas.core import axis_frame
 from jax._src.pallas.core import get_interpret_effects
 from jax._src.pallas.core import get_memory_space_aval
 from jax._src.pallas.core import tracing_grid_env

@@ -12,8 +12,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cokernel import _jax, closures, meshes, primitive
+from cokernel import _jax, closures, meshes, primitive, trace_errors
 from cokernel.checking import state
+from cokernel.signature import function_name
+
+# A message that names a line shall name the user's, and not one of these.
+_jax.exclude_from_sources(__file__)
 
 # Part of the key of JAX's caches, so that nothing traced or compiled with it serves without it.
 _enabled: Any = _jax.config_ext.Config(
@@ -98,6 +102,8 @@ def _bind(*args: Any, **params: Any) -> Any:
     """Binds JAX's primitive, or ours in its place where that is enabled in this thread."""
     if not _enabled.value:
         return _jax.Primitive.bind(_jax.stock_mpmd_map_p, *args, **params)
+    for jaxpr, mesh in zip(params["jaxprs"], params["meshes"], strict=True):
+        trace_errors.check_axis_names(jaxpr, mesh, params["meshes"], params["external_meshes"])
     return primitive.mpmd_map_p.bind(*args, **_own_params(params))
 
 
@@ -124,11 +130,13 @@ def _make_kernel(meshes_and_fns: Sequence[Any], *args: Any, **kwargs: Any) -> Ca
     """Makes a kernel as JAX does, which remembers its functions for `_unify`."""
     run = _stock_make_kernel(meshes_and_fns, *args, **kwargs)
     fns = tuple(fn for _, fn in meshes_and_fns)
+    programs = [(repr(function_name(fn)), mesh) for mesh, fn in meshes_and_fns]
 
     def wrapper(*operands: Any) -> Any:
         outer, _tracing.fns = _tracing.fns, fns
         try:
-            return run(*operands)
+            with trace_errors.explained(programs) if _enabled.value else contextlib.nullcontext():
+                return run(*operands)
         finally:
             _tracing.fns = outer
 

@@ -4,20 +4,19 @@ What the user passes becomes, for every program, a jaxpr with the same inputs in
 arguments, then what any of the programs closes over, then the outputs, then the scratch.
 """
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cokernel import _jax, meshes, parameters
+from cokernel import _jax, meshes, parameters, trace_errors
 from cokernel.checking import options, state
 from cokernel.closures import unify
-from cokernel.primitive import all_equations, check_shardings, mpmd_map_p, tracing_context
+from cokernel.primitive import check_shardings, mpmd_map_p, tracing_context
 from cokernel.signature import (
     KernelSpec,
     Signature,
@@ -284,7 +283,8 @@ def _trace_program(signature: Signature, mesh: Any, fn: Callable[..., Any], name
     info = info.replace_func_name(name)._replace(arg_names=signature.plain_names(info.arg_names))
     _check_call(signature, fn, info.func_src_info)
     in_tree = _jax.flatten_to_tree((signature.body_args, signature.body_kwargs))
-    with _advice(mesh, info.func_src_info), tracing_context(mesh, spec.meshes, spec.target):
+    source = info.func_src_info
+    with trace_errors.explained([(source, mesh)]), tracing_context(mesh, spec.meshes, spec.target):
         jaxpr, out_tree = _jax.trace_to_jaxpr(fn, in_tree, info)
     if jaxpr.consts:
         # What a function closes over can change between calls, so it is traced each time.
@@ -295,7 +295,8 @@ def _trace_program(signature: Signature, mesh: Any, fn: Callable[..., Any], name
             f"program {info.func_src_info} must return None and write its results to its output "
             f"Refs, but it returned {returned}"
         )
-    _check_axis_names(signature, mesh, jaxpr)
+    external_meshes = signature.external_meshes(jaxpr.consts)
+    trace_errors.check_axis_names(jaxpr, mesh, spec.meshes, external_meshes)
     return jaxpr
 
 
@@ -314,67 +315,3 @@ def _check_call(signature: Signature, fn: Callable[..., Any], source: str) -> No
             f"program {source} takes {parameters_of_fn}, but the kernel passes it "
             f"{signature.describe_counts()} arguments{advice}: {error}"
         ) from None
-
-
-@contextlib.contextmanager
-def _advice(mesh: Any, source: str) -> Iterator[None]:
-    """Adds what JAX cannot know to errors that it raises while a program is traced."""
-    try:
-        yield
-    except NameError as error:
-        if "unbound axis name" in str(error):
-            raise NameError(
-                f"program {source} uses an axis that it does not have; it runs on {mesh}, whose "
-                f"axes are {_listed(mesh.shape)}: {str(error).partition('. ')[0]}"
-            ) from error
-        raise
-    except ValueError as error:
-        if "Unsupported TPU device kind" in str(error):
-            error.add_note(
-                "This kernel asks about the TPU it runs on. Make it inside `with "
-                'cokernel.target("v6e"):` to run it on a machine without one.'
-            )
-        raise
-
-
-def _listed(axes: Iterable[Any]) -> str:
-    return ", ".join(map(repr, axes))
-
-
-def _check_axis_names(signature: Signature, mesh: Any, jaxpr: Any) -> None:
-    """Checks that a program asks for its position only on axes of its own mesh, and names no axis
-    that there is not.
-    """
-    spec = signature.spec
-    all_meshes = (*spec.meshes, *signature.external_meshes(jaxpr.consts))
-    known = {axis for other in all_meshes for axis in other.shape}
-    known |= set(_jax.get_axis_env().axis_sizes)
-    # A GPU program may map over the warps of its thread.
-    known |= {
-        axis
-        for eqn in all_equations(jaxpr)
-        for other in eqn.params.get("meshes", ())
-        for axis in other.shape
-    }
-    for eqn in all_equations(jaxpr):
-        for effect in eqn.effects:
-            if isinstance(effect, _jax.NamedAxisEffect) and effect.name not in known:
-                raise ValueError(
-                    f"program {jaxpr.debug_info.func_src_info} names the axis {effect.name!r} at "
-                    f"{_jax.summarize_source(eqn.source_info)}, but there are only the axes "
-                    f"{_listed(sorted(known, key=str))}"
-                )
-    others = {axis for other in spec.meshes for axis in other.shape} - set(mesh.shape)
-    if not others:
-        return
-    for eqn in all_equations(jaxpr):
-        if eqn.primitive is not _jax.axis_index_p:
-            continue
-        asked = eqn.params["axis_name"]
-        wrong = others.intersection(asked if isinstance(asked, tuple) else (asked,))
-        if wrong:
-            raise ValueError(
-                f"program {jaxpr.debug_info.func_src_info} asks for its index on the axis "
-                f"{sorted(map(str, wrong))[0]!r} at {_jax.summarize_source(eqn.source_info)}, but "
-                f"it runs on {mesh}, which has no such axis"
-            )
