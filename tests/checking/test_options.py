@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
@@ -130,23 +128,6 @@ def test_a_decorated_function_runs_in_checked_mode():
 
     assert function() == Checked(seed=4)
     assert state.current() is None
-
-
-@pytest.mark.parametrize(
-    "interpret",
-    [cokernel.Checked(padded_tiles=True), pltpu.InterpretParams(buffer_bounds="padded")],
-)
-def test_padded_tiles_are_refused_by_name_where_a_kernel_is_lowered(interpret):
-    def body(out_ref):
-        out_ref[0] = 1
-
-    out_type = jax.ShapeDtypeStruct((1,), jnp.int32)
-    mesh = cokernel.CoreMesh(core=1)
-    kernel = cokernel.kernel(body, out_type, mesh=mesh, interpret=interpret)
-    with pytest.raises(NotImplementedError, match=r"'body': padded_tiles=True"):
-        kernel()
-    with cokernel.checked(padded_tiles=True), pytest.raises(NotImplementedError):
-        cokernel.kernel(body, out_type, mesh=mesh)()
 
 
 def test_the_runtime_is_handed_plain_data():

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from cokernel.compiler import padding
 from cokernel.compiler.bounds import widen_index
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, Index
@@ -31,6 +32,8 @@ def read(context: Context, view: View) -> Value:
     if view.pieces is not None:
         parts = [read(context, piece(context, view, number)) for number in _numbers(view)]
         return joined(context, parts, view.dtype)
+    if view.overhang is not None:
+        return padding.read(context, view)
     if view.indices is None:
         buffer = view.buffer()
         if not buffer.shape or is_small(buffer.shape, buffer.dtype):
@@ -97,6 +100,8 @@ def write(context: Context, view: View, value: Value) -> None:
             part = part_of(context, value, number, view.pieces.dtype)
             write(context, piece(context, view, number), part)
         return None
+    if view.overhang is not None:
+        return padding.write(context, view, value)
     if view.indices is not None:
         return _write_picked(context, view, value, add=None)
     target = view.buffer()

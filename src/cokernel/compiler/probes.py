@@ -91,7 +91,8 @@ def probe(context: "Context", view: "View", access: Access, operation: str) -> i
         _probe_picked(context, view, access, site)
         return None
     itemsize = dtypes.itemsize(view.dtype)
-    return probe_block(context, site, access, view.address, view.extents, view.strides, itemsize)
+    extents, strides = view.reach()
+    return probe_block(context, site, access, view.address, extents, strides, itemsize)
 
 
 # Blocks.

@@ -183,6 +183,16 @@ class Pieces:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Overhang:
+    """How much of a view lies in its Ref, where the rest may lie in the padding of tiles."""
+
+    # Of each dimension, so many elements from its start on.
+    inside: tuple[Index, ...]
+    # 0 if an index that is no slice lies in the padding, and with it everything; else 1.
+    is_there: Index
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class View:
     """Part of a Ref: what is left of it after its transforms. Strides are in bytes. Extents are
     ints, but for DMAs of dynamic size. Where `indices` is given, `shape` and `strides` describe the
@@ -196,6 +206,16 @@ class View:
     strides: tuple[int, ...]
     indices: IndexArrays | None = None
     pieces: Pieces | None = None
+    # See `padding.py`: up to where each dimension may be indexed, if not up to its extent, and what
+    # of the view is in the padding.
+    room: tuple[int, ...] | None = None
+    overhang: Overhang | None = None
+
+    def reach(self) -> tuple[tuple[Index, ...], tuple[int, ...]]:
+        """The extents and strides of what lies in the Ref."""
+        if self.overhang is None:
+            return self.extents, self.strides
+        return (self.overhang.is_there, *self.overhang.inside), (0, *self.strides)
 
     @property
     def shape(self) -> tuple[int, ...]:

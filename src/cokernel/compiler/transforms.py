@@ -10,7 +10,7 @@ from jax.experimental.pallas import tpu_sc as plsc
 from llvmlite import ir
 
 from cokernel import _jax
-from cokernel.compiler import dtypes, scattered, views
+from cokernel.compiler import dtypes, padding, scattered, views
 from cokernel.compiler.access import read
 from cokernel.compiler.bounds import check_array, check_slice
 from cokernel.compiler.context import Context
@@ -21,6 +21,7 @@ from cokernel.compiler.refs import (
     POINTER_BYTES,
     AnyRef,
     IndexArrays,
+    Overhang,
     Pieces,
     RefValue,
     View,
@@ -39,11 +40,13 @@ def resolve(
     at: ir.Value | None = None,
     is_dma: bool = False,
     clips: bool = False,
+    hangs: bool = False,
 ) -> View:
     """What `transforms` select of a Ref, with every dynamic index checked. `access` says what the
     rule goes on to do with all of it; checked mode reports that here. `at` is the base address
     of the instance, this core's own if None. With `is_dma` arrays of indices are neither read nor
-    checked here. With `clips` a slice that begins inside and ends outside is cut off.
+    checked here. With `clips` a slice that begins inside and ends outside is cut off. With `hangs`
+    the rule knows of views that reach into the padding of tiles.
     """
     ref, inner = root_of(ref)
     transforms = (*inner, *transforms)
@@ -52,8 +55,12 @@ def resolve(
     view = View(ref, address, ref.dtype, ref.shape, strides)
     if ref.borrowed is not None:
         view, transforms = _borrowed(context, view, transforms, operation)
+    elif not clips:
+        view = dataclasses.replace(view, room=padding.padded_shape(context, ref))
     for transform in transforms:
         view = _apply(context, view, transform, operation, is_dma, clips)
+    if view.overhang is not None and not hangs:
+        raise padding.refused(context, view, operation)
     probe(context, view, access, operation)
     return view
 
@@ -86,6 +93,12 @@ def _apply(
     context: Context, view: View, transform: Any, operation: str, is_dma: bool, clips: bool
 ) -> View:
     match transform:
+        case _jax.ReshapeTransform() | _jax.BitcastTransform() | _jax.SharedMemRefSliceTransform():
+            if view.overhang is not None:
+                raise padding.refused(context, view, type(transform).__name__)
+            # Only the Ref as it is has tiles that are known.
+            view = dataclasses.replace(view, room=None)
+    match transform:
         case _jax.NDIndexer():
             return _index(context, view, transform, operation, is_dma, clips)
         case _jax.TransposeTransform(permutation=permutation):
@@ -108,10 +121,18 @@ def _apply(
 def _transpose(context: Context, view: View, permutation: Sequence[int], operation: str) -> View:
     if view.indices is not None:
         return scattered.transposed(context, view, permutation, operation)
+    room, overhang = view.room, view.overhang
+    if room is not None:
+        room = tuple(room[axis] for axis in permutation)
+    if overhang is not None:
+        inside = tuple(overhang.inside[axis] for axis in permutation)
+        overhang = dataclasses.replace(overhang, inside=inside)
     return dataclasses.replace(
         view,
         extents=tuple(view.extents[axis] for axis in permutation),
         strides=tuple(view.strides[axis] for axis in permutation),
+        room=room,
+        overhang=overhang,
     )
 
 
@@ -213,16 +234,19 @@ def _index(
     array_dimensions: list[int] = []
     ignored: int | None = None
     positions: list[int] = []
+    cut = _Cut(function, view)
     for dimension, (index, extent, stride) in enumerate(
         zip(indexer.indices, view.extents, view.strides, strict=True)
     ):
+        limit = cut.limit(dimension)
         if isinstance(index, _jax.Slice):
             start = _as_index(context, index.start)
             size = _as_index(context, index.size)
             if clips and index.stride == 1:
                 size = _clipped(context, view, dimension, start, size, extent, operation)
             else:
-                check_slice(context, view, dimension, start, size, index.stride, extent, operation)
+                check_slice(context, view, dimension, start, size, index.stride, limit, operation)
+            cut.slice(dimension, start, size, index.stride)
             offset = function.add(offset, function.multiply(start, stride))
             extents.append(size)
             strides.append(stride * index.stride)
@@ -236,7 +260,8 @@ def _index(
             index = index_view if is_dma else read(context, index_view)
         elif isinstance(index, Value | int) and not getattr(index, "shape", ()):
             start = _as_index(context, index)
-            check_slice(context, view, dimension, start, 1, 1, extent, operation)
+            check_slice(context, view, dimension, start, 1, 1, limit, operation)
+            cut.position(dimension, start)
             offset = function.add(offset, function.multiply(start, stride))
             continue
         arrays.append(index)
@@ -246,8 +271,15 @@ def _index(
     address = function.advance(view.address, offset)
     if not arrays:
         return dataclasses.replace(
-            view, address=address, extents=tuple(extents), strides=tuple(strides)
+            view,
+            address=address,
+            extents=tuple(extents),
+            strides=tuple(strides),
+            room=cut.room,
+            overhang=cut.overhang(extents),
         )
+    if cut.overhang(extents) is not None:
+        raise padding.refused(context, view, f"{operation} through indices")
     shape = _broadcast_extents(arrays)
     # NumPy's rule, as JAX has it: indices that stand together leave their dimensions in place,
     # others go to the front.
@@ -268,8 +300,74 @@ def _index(
         ignored,
     )
     return dataclasses.replace(
-        view, address=address, extents=tuple(extents), strides=tuple(strides), indices=indices
+        view,
+        address=address,
+        extents=tuple(extents),
+        strides=tuple(strides),
+        indices=indices,
+        room=None,
     )
+
+
+def _is_same(one: Index, other: Index) -> bool:
+    """Whether two numbers are known to be equal."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return one is other
+
+
+class _Cut:
+    """What an indexer leaves of the room and the overhang of a view."""
+
+    def __init__(self, function: FunctionBuilder, view: View):
+        self.function = function
+        self.view = view
+        self.is_there: Index = 1 if view.overhang is None else view.overhang.is_there
+        self._inside: list[Index] = []
+        self._room: list[Index] = []
+
+    def limit(self, dimension: int) -> Index:
+        """Where a dimension ends for an index."""
+        view = self.view
+        return view.extents[dimension] if view.room is None else view.room[dimension]
+
+    def _end(self, dimension: int) -> Index:
+        """Where it ends in the Ref."""
+        view = self.view
+        over = view.overhang
+        return view.extents[dimension] if over is None else over.inside[dimension]
+
+    def slice(self, dimension: int, start: Index, size: Index, step: int) -> None:
+        """Notes a slice, which has been checked."""
+        end, limit = self._end(dimension), self.limit(dimension)
+        is_all = _is_same(size, self.view.extents[dimension])
+        is_whole = isinstance(start, int) and start == 0 and step == 1 and is_all
+        self._room.append(limit if is_whole else size)
+        if _is_same(end, limit):
+            self._inside.append(size)
+        else:
+            self._inside.append(padding.inside(self.function, start, size, step, end))
+
+    def position(self, dimension: int, start: Index) -> None:
+        """Notes an index that is no slice, and has been checked."""
+        end, limit = self._end(dimension), self.limit(dimension)
+        if not _is_same(end, limit):
+            is_inside = padding.is_inside(self.function, start, end)
+            self.is_there = self.function.multiply(self.is_there, is_inside)
+
+    @property
+    def room(self) -> tuple[int, ...] | None:
+        """Up to where the dimensions that are left may be indexed."""
+        known = tuple(item for item in self._room if isinstance(item, int))
+        return None if self.view.room is None or len(known) < len(self._room) else known
+
+    def overhang(self, extents: Sequence[Index]) -> Overhang | None:
+        """What is left in the padding, if anything may be."""
+        is_there = isinstance(self.is_there, int) and self.is_there == 1
+        pairs = zip(self._inside, extents, strict=True)
+        if is_there and all(_is_same(one, other) for one, other in pairs):
+            return None
+        return Overhang(tuple(self._inside), self.is_there)
 
 
 def _clipped(

@@ -29,20 +29,19 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lowers a kernel to a custom call of the runtime. See `primitive.py` for the parameters.
 
     Raises:
-      NotImplementedError: for a primitive that can be neither compiled nor run through XLA, and for
-        checked mode with padded_tiles=True.
+      NotImplementedError: for a primitive that can be neither compiled nor run through XLA.
+      ValueError: for checked mode with padded_tiles=True where no chip is set.
     """
     if any(map(meshes.is_gpu_mesh, params["meshes"])):
         return gpu_interpret.lower(ctx, *operands, **params)
     options = parameters.resolve(params["compiler_params"])
     outer = _outer_axes(ctx, params)
     checked = from_interpret(params["interpret"])
-    if checked is not None and checked.padded_tiles:
-        raise NotImplementedError(
+    if checked is not None and checked.padded_tiles and meshes.current_target() is None:
+        raise ValueError(
             f'kernel {params["name"]!r}: padded_tiles=True of checked mode (buffer_bounds="padded"'
-            " of pltpu.InterpretParams) is not supported: an index beyond a Ref's shape ends the"
-            " launch. Leave padded_tiles at False, and give the Refs the padded shape if the kernel"
-            " relies on it"
+            " of pltpu.InterpretParams) needs to know whose tiles: make the kernel under"
+            " `with cokernel.target(chip):`, or call cokernel.set_target(chip) first"
         )
     text, module, callbacks = _module(ctx, params, options, outer, checked)
     if options.dump_llvm:

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from cokernel.compiler import dtypes, nests
+from cokernel.compiler import dtypes, nests, padding
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import i32, i64, pointer, void
+from cokernel.compiler.dtypes import i1, i32, i64, pointer, void
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.memory import Allocation
 from cokernel.compiler.ops import copies
 from cokernel.compiler.ops.copies import Block, MoveRun, Picks, Side
-from cokernel.compiler.ops.definedness import AT_ONCE, read_numbers
+from cokernel.compiler.ops.definedness import AT_ONCE, FROM_PADDING, mark_one, read_numbers
 from cokernel.compiler.ops.sync import SemaphoreAt
 from cokernel.compiler.probes import Access, is_probed, probe_block, probe_run, table
+from cokernel.compiler.transforms import smaller
 
 # How the runtime is told that undefined elements are used as indices.
 USED_AS_INDEX = 1
@@ -156,6 +157,7 @@ class _Arguments:
             address=self.value(side.address),
             extents=tuple(self.value(extent) for extent in side.extents),
             picks=tuple(self._picks(pick) for pick in side.picks),
+            inside=None if side.inside is None else tuple(map(self.value, side.inside)),
         )
 
     def _picks(self, pick: Picks) -> Picks:
@@ -210,11 +212,15 @@ class _Inside:
             )
             for pick in side.picks
         )
+        inside = side.inside
+        if inside is not None:
+            inside = tuple(self.value(function, extent) for extent in inside)
         return dataclasses.replace(
             side,
             address=self.value(function, side.address),
             extents=tuple(self.value(function, extent) for extent in side.extents),
             picks=picks,
+            inside=inside,
         )
 
 
@@ -229,6 +235,8 @@ def _copy(context: Context, block: Block, operation: str) -> None:
     access = Access.WRITE
     if block.add:
         access = Access.ATOMIC if block.is_atomic else Access.UPDATE
+    if target.inside is not None or source.inside is not None:
+        return _copy_with_padding(context, block, access, operation)
     watch: Callable[[MoveRun], MoveRun] | None = None
     is_picked = bool(target.picks or source.picks)
     if is_probed(context):
@@ -259,6 +267,73 @@ def _copy(context: Context, block: Block, operation: str) -> None:
             _plain(target),
             _plain(source),
         )
+
+
+def _copy_with_padding(context: Context, block: Block, access: Access, operation: str) -> None:
+    """Copies between sides of which either may reach into the padding of tiles. What comes from
+    there is made up, and what goes there is lost.
+    """
+    function = context.function
+    target, source = block.target, block.source
+    read = source.extents if source.inside is None else source.inside
+    written = target.extents if target.inside is None else target.inside
+    common = tuple(smaller(function, *pair) for pair in zip(read, written, strict=True))
+    itemsize = dtypes.itemsize(block.dtype)
+    if is_probed(context):
+        reads, writes = _site(context, source, operation), _site(context, target, operation)
+        probe_block(context, reads, Access.READ, source.address, read, _plain(source), itemsize)
+        probe_block(context, writes, access, target.address, written, _plain(target), itemsize)
+    _make_up(context, block, common, written, operation)
+    cut = dataclasses.replace(
+        block,
+        target=dataclasses.replace(target, extents=common),
+        source=dataclasses.replace(source, extents=common),
+    )
+    copies.copy_block(context, cut, operation)
+    _carry_undefined(
+        context, block, target.address, source.address, common, _plain(target), _plain(source)
+    )
+
+
+def _make_up(
+    context: Context,
+    block: Block,
+    common: Sequence[Index],
+    written: Sequence[Index],
+    operation: str,
+) -> None:
+    """Writes what a copy takes from the padding: it is arbitrary, and undefined."""
+    checked = context.kernel.checked
+    assert checked is not None
+    itemsize = dtypes.itemsize(block.dtype)
+    if checked.uninitialised:
+        site = _site(context, block.source, operation)
+        padding.tell_if_cut(context, common, written, site, FROM_PADDING)
+    content = bytes([padding.fill_byte(checked)] * itemsize)
+    kind = ir.IntType(8 * itemsize)
+    known = [extent for extent in (*common, *written) if not isinstance(extent, int)]
+    arguments = [block.target.address, *known]
+    inner = context.function.sibling("make_up", [argument.type for argument in arguments])
+    base, *rest = inner.parameters
+    incoming = iter(rest)
+    limits, extents = (
+        [extent if isinstance(extent, int) else next(incoming) for extent in given]
+        for given in (common, written)
+    )
+    with context.inside(inner):
+        with inner.nest(extents) as index:
+            builder = inner.builder
+            is_copied: ir.Value = ir.Constant(i1, 1)
+            for position, limit in zip(index, limits, strict=True):
+                is_inside = builder.icmp_signed("<", inner.index(position), inner.index(limit))
+                is_copied = builder.and_(is_copied, is_inside)
+            with builder.if_then(builder.not_(is_copied)):
+                address = inner.advance(base, inner.linear_index(index, _plain(block.target)))
+                builder.store(ir.Constant(kind, int.from_bytes(content)), address, align=1)
+                if checked.uninitialised:
+                    mark_one(inner, address, itemsize, (FROM_PADDING,))
+        inner.finish()
+    context.call(inner, arguments)
 
 
 def _plain(side: Side) -> list[int]:

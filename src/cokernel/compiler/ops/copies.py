@@ -59,6 +59,8 @@ class Side:
     strides: tuple[int | None, ...]
     picks: tuple[Picks, ...] = ()
     ignored: int | None = None
+    # How much of each dimension lies in the Ref, where the rest may lie in the padding of tiles.
+    inside: tuple[Index, ...] | None = None
 
 
 def side_of(context: Context, view: View) -> Side:

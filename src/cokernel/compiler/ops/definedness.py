@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from llvmlite import ir
 
-from cokernel.compiler import dtypes, nests, views
+from cokernel.compiler import dtypes, nests, padding, views
 from cokernel.compiler.access import in_memory, picked_address
 from cokernel.compiler.context import Context
 from cokernel.compiler.definedness import mark_undefined_p, report_undefined_p, undefined_p
@@ -21,7 +21,7 @@ from cokernel.compiler.ops import masked, sparsecore_memory
 from cokernel.compiler.ops.control import outlined
 from cokernel.compiler.ops.registry import checked_rule
 from cokernel.compiler.pieces import piece
-from cokernel.compiler.probes import Access, Answer, merged, table
+from cokernel.compiler.probes import Access, Answer, access_site, merged, table
 from cokernel.compiler.refs import View
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Buffer, Packed, Scalar, Value, is_small, make_packed, pack
@@ -30,12 +30,14 @@ _BOOL = np.dtype(np.bool_)
 
 # The number of reads whose values are put to use at once, and in no other place.
 AT_ONCE = -1
+# The number of what a copy reads from the padding of tiles.
+FROM_PADDING = -2
 # A report looks for its read among so many; where more could be meant it tells the last one.
 MOST_READS = 64
 
 
 def _view(context: Context, ref: Any, transforms: Sequence[Any], operation: str) -> View:
-    return resolve(context, ref, transforms, operation, access=Access.NONE)
+    return resolve(context, ref, transforms, operation, access=Access.NONE, hangs=True)
 
 
 @checked_rule(undefined_p)
@@ -75,7 +77,7 @@ def _mark_undefined(context: Context, eqn: Any, *operands: Any) -> None:
         function = context.function
         is_bad = inside.element(ElementBuilder(function), list(index))
         with function.builder.if_then(is_bad, likely=False):
-            _mark_one(function, address, itemsize, reads)
+            mark_one(function, address, itemsize, reads)
 
     held = context.materialise(mask)
     return _for_selected(context, eqn.params["form"], selection, operation, [held], mark)
@@ -197,6 +199,9 @@ def _mask_of_view(context: Context, view: View, shape: Sequence[int], read: int)
     target = nests.dense_buffer(context, shape, _BOOL)
     if target.size == 0:
         return target
+    if view.overhang is not None:
+        _fill_mask_of_overhang(context, view, target, read)
+        return target
     if view.pieces is not None or view.indices is not None:
         nests.fill_zero(context, target.address, target.size)
 
@@ -212,6 +217,21 @@ def _mask_of_view(context: Context, view: View, shape: Sequence[int], read: int)
         _for_each_element(context, view, target, ask)
         return target
     return _fill_mask(context, view, target, read)
+
+
+def _fill_mask_of_overhang(context: Context, view: View, target: Buffer, read: int) -> None:
+    """The mask of a view that may reach into the padding, which is never defined."""
+    padding.fill(context, target, 1)
+
+    def ask(
+        function: FunctionBuilder, address: ir.Value, held: list[Buffer], index: list[Index]
+    ) -> None:
+        found = _ask_one(function, address, dtypes.itemsize(view.dtype), read)
+        place = held[0].element_address(function, index)
+        function.builder.store(function.builder.trunc(found, i8), place, align=1)
+
+    padding.tell_if_read(context, view, access_site(context, view, "read"), read)
+    padding.for_each_inside(context, "undefined_inside", view, [target], ask)
 
 
 def _fill_mask(context: Context, view: View, target: Buffer, read: int) -> Buffer:
@@ -233,6 +253,8 @@ def _mask_after_read(context: Context, answer: Answer, shape: Sequence[int], rea
     """The mask of what has just been read. The runtime is asked for it only if it said then that
     there is one.
     """
+    if answer.view.overhang is not None:
+        return _settled(context, _mask_of_view(context, answer.view, shape, read))
     builder = context.builder
     target = nests.dense_buffer(context, shape, _BOOL)
     is_bad = builder.icmp_signed("!=", answer.register, ir.Constant(i32, 0))
@@ -310,6 +332,18 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) 
     if mask.size == 0:
         return
     builder = context.builder
+    if view.overhang is not None:
+        held = context.materialise(mask)
+
+        def mark_inside(
+            function: FunctionBuilder, address: ir.Value, held: list[Buffer], index: list[Index]
+        ) -> None:
+            is_bad = held[0].element(ElementBuilder(function), index)
+            with function.builder.if_then(is_bad, likely=False):
+                mark_one(function, address, dtypes.itemsize(view.dtype), reads)
+
+        padding.for_each_inside(context, "mark_inside", view, [held], mark_inside)
+        return
     if view.pieces is not None or view.indices is not None:
         held = context.materialise(mask)
 
@@ -317,7 +351,7 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) 
             function = context.function
             is_bad = inside.element(ElementBuilder(function), list(index))
             with function.builder.if_then(is_bad, likely=False):
-                _mark_one(function, address, itemsize, reads)
+                mark_one(function, address, itemsize, reads)
 
         with builder.if_then(_any(context, held), likely=False):
             _for_each_element(context, view, held, mark)
@@ -379,9 +413,10 @@ def _ask_one(function: FunctionBuilder, address: ir.Value, itemsize: int, read: 
     )
 
 
-def _mark_one(
+def mark_one(
     function: FunctionBuilder, address: ir.Value, itemsize: int, reads: Sequence[int]
 ) -> None:
+    """Tells the runtime that an element is undefined, by values from reads of these numbers."""
     nothing = ir.Constant(pointer, None)
     one = function.constant_data(i8, [1])
     one.type = pointer

@@ -8,7 +8,7 @@ import numpy as np
 from llvmlite import ir
 
 from cokernel import _jax
-from cokernel.compiler import dtypes
+from cokernel.compiler import dtypes, padding
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import Index
@@ -248,6 +248,7 @@ def _block(
         at=source_target.address(context),
         is_dma=True,
         clips=clips,
+        hangs=True,
     )
     target_view = resolve(
         context,
@@ -258,6 +259,7 @@ def _block(
         at=target.address(context),
         is_dma=True,
         clips=clips,
+        hangs=True,
     )
     if source_view.dtype != target_view.dtype or dtypes.is_semaphore(source_view.dtype):
         raise ValueError(
@@ -276,8 +278,21 @@ def _block(
         target_side = dataclasses.replace(target_side, extents=common)
     else:
         target_side = _same_extents(context, source_side, target_side, operation, origin, to)
+    if source_view.overhang is not None or target_view.overhang is not None:
+        views = source_view, target_view
+        if any(view.indices is not None or view.pieces is not None for view in views):
+            raise padding.refused(context, source_view, f"{operation} through indices or a bitcast")
+        source_side = _with_overhang(source_side, source_view)
+        target_side = _with_overhang(target_side, target_view)
     is_atomic = not (target.ref.place is Place.PRIVATE and target.is_own)
     return copies.Block(target_side, source_side, target_view.dtype, add, is_atomic)
+
+
+def _with_overhang(side: copies.Side, view: View) -> copies.Side:
+    """A side with a dimension of one element in front, for indices that lie in the padding."""
+    inside = None if view.overhang is None else view.reach()[0]
+    extents, strides = (1, *side.extents), (0, *side.strides)
+    return dataclasses.replace(side, extents=extents, strides=strides, inside=inside)
 
 
 def _in_common_pieces(context: Context, source: View, target: View, add: bool) -> tuple[View, View]:

@@ -95,8 +95,12 @@ def store_product(
     if other is not None and (other.shape, other.dtype) != ((m, n), result.dtype):
         return False
     transforms = jax.tree.unflatten(store.params["tree"], indices)
-    view = resolve(context, ref, transforms, "write", access=Access.NONE)
-    if view.indices is not None or view.ref.memory in left.roots() | right.roots():
+    view = resolve(context, ref, transforms, "write", access=Access.NONE, hangs=True)
+    if (
+        view.overhang is not None
+        or view.indices is not None
+        or view.ref.memory in left.roots() | right.roots()
+    ):
         return False
     target = view.buffer()
     if target.shape != (m, n) or target.dtype != np.float32 or target.strides[1] != 1:

@@ -10,7 +10,7 @@ from jax import lax
 from llvmlite import ir
 
 from cokernel import _jax
-from cokernel.compiler import nests, views
+from cokernel.compiler import nests, padding, views
 from cokernel.compiler.access import picked_address, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
@@ -60,6 +60,8 @@ class Place:
             self.shape = tuple(self.view.shape)
             return
         self.view = resolve(context, ref, transforms[:-1], operation, access=Access.NONE)
+        if self.view.room not in (None, self.view.extents):
+            raise padding.refused(context, self.view, f"masked {operation}")
         self.shape = tuple(index.size for index in last.indices if isinstance(index, _jax.Slice))
 
     @property
@@ -168,7 +170,8 @@ def _check(context: Context, place: Place, dimension: int, position: ir.Value) -
 def _masked_load(context: Context, eqn: Any, *operands: Any) -> Value:
     ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
     if mask is None:
-        return read(context, resolve(context, ref, transforms, "load", access=Access.READ))
+        view = resolve(context, ref, transforms, "load", access=Access.READ, hangs=True)
+        return read(context, view)
     return _load(context, Place(context, ref, transforms, "load"), mask, other)
 
 
@@ -210,7 +213,7 @@ def _masked_swap(context: Context, eqn: Any, *operands: Any) -> Value:
     is_used = not isinstance(eqn.outvars[0], _jax.DropVar)
     if mask is None:
         access = Access.UPDATE if is_used else Access.WRITE
-        view = resolve(context, ref, transforms, "store", access=access)
+        view = resolve(context, ref, transforms, "store", access=access, hangs=True)
         old = context.keep(read(context, view)) if is_used else value
         write(context, view, value)
         return old

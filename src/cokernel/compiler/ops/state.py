@@ -20,7 +20,7 @@ from cokernel.compiler.values import Value
 @rule(_jax.get_p)
 def _get(context: Context, eqn: Any, ref: RefValue, *indices: Any) -> Value:
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
-    view = resolve(context, ref, transforms, "read", access=Access.NONE)
+    view = resolve(context, ref, transforms, "read", access=Access.NONE, hangs=True)
     answer = probe(context, view, Access.READ, "read")
     context.answer = None if answer is None else Answer(eqn.invars, view, answer)
     return read(context, view)
@@ -31,7 +31,7 @@ def _swap(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
     is_dropped = isinstance(eqn.outvars[0], _jax.DropVar)
     access = Access.WRITE if is_dropped else Access.UPDATE
-    view = resolve(context, ref, transforms, "write", access=access)
+    view = resolve(context, ref, transforms, "write", access=access, hangs=True)
     old = None if is_dropped else context.keep(read(context, view))
     write(context, view, value)
     # A dropped result still takes its place in the list of results.
@@ -41,7 +41,7 @@ def _swap(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any
 @rule(_jax.addupdate_p)
 def _addupdate(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any) -> None:
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
-    view = resolve(context, ref, transforms, "addupdate", access=Access.UPDATE)
+    view = resolve(context, ref, transforms, "addupdate", access=Access.UPDATE, hangs=True)
     accumulate(context, view, value, lambda left, right: add_values(context, left, right))
 
 

@@ -87,6 +87,9 @@ void cokernel_checked_release(cokernel::Core* core, int32_t site, void* address,
 int32_t cokernel_checked_undefined(cokernel::Core* core, void* address, int64_t element_bytes,
                                    int64_t rank, const int64_t* extents, const int64_t* strides,
                                    uint8_t* mask, int32_t read);
+// The core has read from the padding of tiles, where nobody writes; the program calls the read by
+// the number `read`.
+void cokernel_checked_read_padding(cokernel::Core* core, int32_t site, int32_t read);
 // Makes the elements undefined whose mask is not zero; the others stay as they are. The values may
 // come from the reads of these numbers.
 void cokernel_checked_mark_undefined(cokernel::Core* core, void* address, int64_t element_bytes,

@@ -310,6 +310,18 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
   return true;
 }
 
+void State::read_padding(Core* core, int32_t site, int32_t number) {
+  const Agent& agent = agent_of(core);
+  UndefinedRead read;
+  read.core = number_of(core);
+  read.site = site;
+  read.is_dma = agent.is_dma;
+  read.dma_site = agent.dma_site;
+  CoreInfo& known = info(core);
+  read.serial = ++known.last_undefined_read;
+  known.undefined_reads[number] = std::move(read);
+}
+
 bool State::note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write) {
   read.core = number_of(core);
   if (last_probe_ != 0) {

@@ -82,6 +82,7 @@ class State final : public Conflicts {
   void release(Core* core, int32_t site, void* address, int64_t bytes, int32_t is_semaphore);
   bool undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                  const int64_t* extents, const int64_t* strides, uint8_t* mask, int32_t read);
+  void read_padding(Core* core, int32_t site, int32_t number);
   void mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                       const int64_t* extents, const int64_t* strides, const uint8_t* mask,
                       const int32_t* reads, int32_t read_count);
