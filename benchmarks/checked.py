@@ -32,6 +32,15 @@ from run import case_table, duration, goal_lines
 import cokernel
 
 CHECKED, NATIVE = "checked", "native"
+# Checked mode without some of its checks, to tell what each of them costs.
+OFF = dict.fromkeys(("races", "uninitialised", "bounds", "leftovers", "unwaited_copies"), False)
+PARTS = {
+    "schedules only": OFF,
+    "races only": {**OFF, "races": True},
+    "uninitialised only": {**OFF, "uninitialised": True},
+    "bounds only": {**OFF, "bounds": True},
+    "leftovers only": {**OFF, "leftovers": True, "unwaited_copies": True},
+}
 # From 10^4 to 10^7 loads and stores of registers in one launch, as the windows of each subcore; and
 # how much longer than at the cheapest size an access may take at any other.
 WINDOWS = (1, 10, 100, 1000)
@@ -62,6 +71,10 @@ def cases() -> list[Case]:
         contenders = [
             jitted(NATIVE, make(), argument),
             jitted(CHECKED, make(interpret=cokernel.Checked()), argument),
+            *(
+                jitted(name, make(interpret=cokernel.Checked(**checks)), argument)
+                for name, checks in PARTS.items()
+            ),
         ]
         built.append(Case(key, title, contenders, [Goal(CHECKED, bound, NATIVE)]))
     return built

@@ -435,3 +435,16 @@ def test_a_count_that_has_passed_the_polled_value_is_told():
     )
     [finding] = cokernel.explore(kernel, schedules=2).of_kind("Livelock")
     assert "polls sem (which counts 3)" in finding.sentence
+
+
+def test_accesses_that_nobody_asked_for_are_off_and_not_unseen():
+    def body(x_ref, out_ref):
+        out_ref[...] = x_ref[...]
+
+    kernel = cokernel.kernel(
+        body, jax.ShapeDtypeStruct((8,), jnp.float32), mesh=cokernel.CoreMesh(core=1)
+    )
+    options = cokernel.Checked(races=False, uninitialised=False)
+    report = cokernel.explore(kernel, jnp.ones(8), schedules=1, options=options)
+    assert report.not_checked == ()
+    assert report.off == ("races", "uninitialised")

@@ -191,6 +191,10 @@ def _note_unseen_accesses(context: Context, eqn: Any, operands: Sequence[Any]) -
     """Says of a primitive that reads or writes Refs without a probe that checked mode is blind to
     it.
     """
+    checked = context.kernel.checked
+    if checked is None or not (checked.races or checked.uninitialised):
+        # Nobody asked for accesses to be looked at, which the report says.
+        return
     is_silent = eqn.primitive in _WITHOUT_ACCESS or eqn.primitive in CHECKED_RULES
     if is_silent or any(True for _ in inner_jaxprs(eqn)):
         return
