@@ -201,28 +201,30 @@ double attention(const float* q, const float* k, const float* v, float* out, int
 // registers; where the processor has no instruction for them, those of float32.
 double multiply_adds_bfloat16(int64_t count, int threads, int64_t repetitions) {
   constexpr int kSums = 12;
+  using Vector __attribute__((vector_size(kVectorBytes))) = float;
+  constexpr int64_t kWide = kVectorBytes / sizeof(float);
 #if defined(__AVX512BF16__)
-  constexpr int64_t kProducts = 2 * kWidth;
+  constexpr int64_t kProducts = 2 * kWide;
 #else
-  constexpr int64_t kProducts = kWidth;
+  constexpr int64_t kProducts = kWide;
 #endif
   const int64_t steps = count / (kSubcores * kSums * kProducts);
   std::atomic<int> seen{0};
   return run_on_subcores(threads, repetitions, 0, nullptr, [&](int64_t, float*) {
-    Floats sums[kSums] = {};
-    Floats left = Floats{} + 0.5f, right = Floats{} + 1.0f;
+    Vector sums[kSums] = {};
+    Vector left = Vector{} + 0.5f, right = Vector{} + 1.0f;
     asm volatile("" : "+m"(left), "+m"(right));
     for (int64_t step = 0; step < steps; ++step) {
-      for (Floats& total : sums) {
+      for (Vector& total : sums) {
 #if defined(__AVX512BF16__)
-        total = (Floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)left, (__m512bh)right);
+        total = (Vector)_mm512_dpbf16_ps((__m512)total, (__m512bh)left, (__m512bh)right);
 #else
         total = total * left + right;
 #endif
       }
     }
-    Floats total{};
-    for (Floats& part : sums) total += part;
+    Vector total{};
+    for (Vector& part : sums) total += part;
     seen += static_cast<int>(total[0]);
   });
 }

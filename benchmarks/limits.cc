@@ -128,8 +128,8 @@ double traffic(int64_t read, int64_t written, int threads, int64_t repetitions) 
 double multiply_adds(int64_t count, int threads, int64_t repetitions) {
   // Enough independent sums, in the widest vectors, that the units never wait for a result.
   constexpr int kSums = 12;
-  using Vector __attribute__((vector_size(64))) = float;
-  const int64_t steps = count / (kSubcores * kSums * 16);
+  using Vector __attribute__((vector_size(kVectorBytes))) = float;
+  const int64_t steps = count / (kSubcores * kSums * (kVectorBytes / sizeof(float)));
   std::atomic<int> seen{0};
   return run_on_subcores(threads, repetitions, 0, nullptr, [&](int64_t, float*) {
     Vector sums[kSums] = {};

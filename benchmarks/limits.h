@@ -20,6 +20,14 @@
 
 inline constexpr int64_t kSubcores = 32;
 inline constexpr int64_t kLanes = 16;
+// The widest vectors of which the registers hold a dozen and a few.
+#if defined(__AVX512F__)
+inline constexpr int64_t kVectorBytes = 64;
+#elif defined(__AVX__)
+inline constexpr int64_t kVectorBytes = 32;
+#else
+inline constexpr int64_t kVectorBytes = 16;
+#endif
 
 inline double seconds() {
   auto now = std::chrono::steady_clock::now().time_since_epoch();

@@ -21,10 +21,23 @@ DTYPES = {
 }
 
 
-@pytest.fixture(params=list(Form), ids=lambda form: form.name.lower())
-def form(request, monkeypatch):
-    """Lets products of the form's dtype be computed by panels, whatever the processor has."""
-    chosen = request.param
+WAYS = [
+    (Form.FLOAT32, 16),
+    (Form.FLOAT32, 8),
+    (Form.WIDENED, 16),
+    (Form.WIDENED, 8),
+    (Form.PAIRS, 16),
+]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{way[0].name.lower()}_{way[1]}")
+def form(request, monkeypatch, tmp_path):
+    """Lets products of the form's dtype be computed by panels of vectors of so many lanes, whatever
+    the processor has."""
+    chosen, lanes = request.param
+    # Kernels that look alike share what they were compiled to.
+    monkeypatch.setenv("COKERNEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(matrix_product, "lanes_of", lambda _: lanes)
     monkeypatch.setattr(
         matrix_product, "form_of", lambda dtype: chosen if dtype == DTYPES[chosen] else None
     )

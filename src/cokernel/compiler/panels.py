@@ -1,0 +1,126 @@
+"""How a matrix product is cut into blocks and panels: see `matrix_product.py`."""
+
+import dataclasses
+import enum
+
+WORD = 4
+# A panel has two vectors of columns.
+PANEL_VECTORS = 2
+# With so many rows at a time the sums take 28 of 32 registers of sixteen lanes, or 12 of 16
+# registers of eight.
+MOST_ROWS = {16: 14, 8: 6}
+# A panel of so many words along the summed dimension has 32 KiB, or 16 KiB; so many groups of rows,
+# about 260 KiB.
+BLOCK_WORDS = 256
+BLOCK_GROUPS = {16: 18, 8: 40}
+BLOCK_COLUMNS = 1024
+# So many words of all columns are copied before the next ones.
+STRIP_WORDS = 8
+# Between rows of the copy lie a few words, so that they do not all fall into the same few lines of
+# the cache.
+ROW_GAP = 16
+
+
+class Form(enum.Enum):
+    """What a word is made of."""
+
+    FLOAT32 = "float32"
+    WIDENED = "widened bfloat16"
+    PAIRS = "pairs of bfloat16"
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The smallest multiple that is at least `size`."""
+    return -(-size // multiple) * multiple
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """How an operand lies in memory: whether across the summed dimension, or along it, and how many
+    elements there are from one such line to the next."""
+
+    step: int
+    is_across: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """What the functions of a product depend on."""
+
+    form: Form
+    lanes: int
+    m: int
+    k: int
+    n: int
+    left: Operand
+    right: Operand
+    target_step: int
+    add: bool
+
+    @property
+    def panel_columns(self) -> int:
+        return PANEL_VECTORS * self.lanes
+
+    @property
+    def block_groups(self) -> int:
+        """How many groups of rows of the left matrix are copied at a time, at most."""
+        return BLOCK_GROUPS[self.lanes]
+
+    @property
+    def per_word(self) -> int:
+        """How many elements along the summed dimension share a word."""
+        return 2 if self.form is Form.PAIRS else 1
+
+    @property
+    def element_bytes(self) -> int:
+        return 4 if self.form is Form.FLOAT32 else 2
+
+    @property
+    def summed_words(self) -> int:
+        return -(-self.k // self.per_word)
+
+    @property
+    def block_words(self) -> int:
+        """The words along the summed dimension that a block may have, in whole vectors."""
+        return min(BLOCK_WORDS, round_up(self.summed_words, self.lanes))
+
+    @property
+    def regions(self) -> list[tuple[int, int, int]]:
+        """The rows in groups of nearly equal size: first row, number of groups, rows of each."""
+        groups = -(-self.m // MOST_ROWS[self.lanes])
+        rows, more = divmod(self.m, groups)
+        regions = [(0, more, rows + 1), (more * (rows + 1), groups - more, rows)]
+        return [region for region in regions if region[1]]
+
+    @property
+    def panel_vectors(self) -> list[int]:
+        """How many vectors of columns a panel may have."""
+        last = -(-(self.n % self.panel_columns) // self.lanes) or PANEL_VECTORS
+        return sorted({last, PANEL_VECTORS if self.n > self.panel_columns else last})
+
+    @property
+    def block_rows(self) -> int:
+        """How many rows of the left matrix are copied at a time, at most."""
+        return max(min(count, self.block_groups) * rows for _, count, rows in self.regions)
+
+    @property
+    def left_step(self) -> int:
+        """The words between lines of the copied block of the left matrix."""
+        if self.left.is_across:
+            return ROW_GAP + round_up(self.block_rows, self.lanes)
+        return ROW_GAP + self.block_words
+
+    @property
+    def left_bytes(self) -> int:
+        """The room for the copied block of the left matrix."""
+        lines = self.block_words if self.left.is_across else self.block_rows
+        return lines * self.left_step * WORD
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.block_words * self.panel_columns * WORD
+
+    @property
+    def right_bytes(self) -> int:
+        """The room for the panels of a block of the right matrix."""
+        return -(-min(self.n, BLOCK_COLUMNS) // self.panel_columns) * self.panel_bytes
