@@ -13,6 +13,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import cokernel
 import cokernel.pallas
 from cokernel import _jax
+from cokernel.lowering import gpu_allocations
+from tests import test_lowering_gpu_allocations as allocating
 
 F32 = jnp.float32
 LENGTH = 256
@@ -112,6 +114,17 @@ def test_a_race_is_an_error():
 
     with pytest.raises(Exception, match="RACE DETECTED"):
         jax.block_until_ready(two_programs(do_not_wait)(np.ones(LENGTH, np.float32)))
+
+
+def test_without_a_meeting_at_the_entrance_of_a_loops_memory_there_is_a_race(monkeypatch):
+    x = np.ones(LENGTH, np.float32)
+    # So the test can fail that such a kernel is free of races.
+    meet = gpu_allocations._Hoister._all_threads_meet
+    monkeypatch.setattr(
+        gpu_allocations._Hoister, "_all_threads_meet", lambda *args: (meet(*args)[0], [])
+    )
+    with pytest.raises(Exception, match="RACE DETECTED"):
+        jax.block_until_ready(allocating.kernel(allocating.exchange, 2)(x))
 
 
 def test_a_loop_that_never_ends_and_uses_no_memory_is_stopped_too():

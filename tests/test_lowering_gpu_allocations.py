@@ -135,16 +135,6 @@ def test_threads_enter_a_loops_memory_when_all_have_left_it(x):
     np.testing.assert_array_equal(kernel(exchange, 2)(x), np.roll(x, HALF) + 2)
 
 
-def test_without_a_meeting_at_the_entrance_there_is_a_race(x, monkeypatch):
-    # So the test above can fail.
-    meet = gpu_allocations._Hoister._all_threads_meet
-    monkeypatch.setattr(
-        gpu_allocations._Hoister, "_all_threads_meet", lambda *args: (meet(*args)[0], [])
-    )
-    with pytest.raises(Exception, match="RACE DETECTED"):
-        jax.block_until_ready(kernel(exchange, 2)(x))
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_barrier_in_a_loop_is_refused_at_its_line(threads, line_of):
     def consume(x_ref, o_ref, tile, full):
