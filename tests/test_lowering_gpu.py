@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
 import cokernel.pallas
@@ -104,6 +105,29 @@ def test_a_kernel_that_hangs_ends_with_an_error_and_the_next_one_runs():
         jax.block_until_ready(two_programs(wait_for_nobody, compiler_params=limited)(x))
     expected = 3 + np.repeat(np.float32([0, 2]), LENGTH // 2)
     np.testing.assert_array_equal(two_programs()(x), expected)
+
+
+def test_a_derivative_of_a_kernel_with_barriers_is_refused_with_what_to_do():
+    x = np.ones(LENGTH, np.float32)
+    with pytest.raises(NotImplementedError, match=r"program copy_in at .* uses barriers of a GPU"):
+        jax.jvp(two_programs(), (x,), (x,))
+
+    def allocates(x_ref, o_ref):
+        pl.run_scoped(lambda full: None, plgpu.Barrier())
+
+    kernel = cokernel.kernel(allocates, VECTOR, mesh=mesh("only"), interpret=INTERPRET)
+    with pytest.raises(NotImplementedError, match=r"one with jax\.custom_jvp or jax\.custom_vjp"):
+        jax.jvp(kernel, (x,), (x,))
+
+
+def test_a_kernel_without_barriers_has_a_derivative():
+    def square(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * x_ref[...]
+
+    x = np.arange(LENGTH, dtype=np.float32)
+    kernel = cokernel.kernel(square, VECTOR, mesh=mesh("only"), interpret=INTERPRET)
+    _, tangents = jax.jvp(kernel, (x,), (np.ones_like(x),))
+    np.testing.assert_array_equal(tangents, 2 * x)
 
 
 def test_a_race_is_an_error():
@@ -228,3 +252,9 @@ def test_parameters_of_mosaic_gpu_are_for_gpu_programs():
     )
     with pytest.raises(TypeError, match="a kernel without GPU programs cannot have"):
         kernel()
+
+
+def test_parameters_of_mosaic_for_tpus_are_refused_to_a_gpu_by_the_kernels_name():
+    kernel = two_programs(interpret=False, compiler_params=pltpu.CompilerParams(), name="k")
+    with pytest.raises(NotImplementedError, match=r"kernel 'k' has pltpu.* mean nothing on a GPU"):
+        jax.jit(kernel).trace(VECTOR).lower(lowering_platforms=("cuda",))

@@ -67,11 +67,11 @@ def as_one_program(num_inputs: int, params: Mapping[str, Any]) -> dict[str, Any]
         **params,
         "meshes": (mesh,),
         "jaxprs": (jaxpr,),
-        "compiler_params": _compiler_params(params["compiler_params"]),
+        "compiler_params": _compiler_params(params["name"], params["compiler_params"]),
     }
 
 
-def _compiler_params(given: Any) -> Any:
+def _compiler_params(name: str, given: Any) -> Any:
     """Returns what a kernel's compiler parameters, of any kind, mean to Mosaic GPU."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -79,8 +79,8 @@ def _compiler_params(given: Any) -> Any:
         return given
     if isinstance(given, _jax.TpuCompilerParams):
         raise NotImplementedError(
-            "pltpu.CompilerParams mean nothing on a GPU: pass cokernel.CompilerParams or "
-            "plgpu.CompilerParams"
+            f"kernel {name!r} has pltpu.CompilerParams, which mean nothing on a GPU: pass "
+            "cokernel.CompilerParams or plgpu.CompilerParams"
         )
     parameters.check(given)
     # Workers, time limits and bounds checks are a CPU's.

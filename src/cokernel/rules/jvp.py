@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from cokernel import _jax
+from cokernel.meshes import is_gpu_mesh
 from cokernel.primitive import all_equations, mpmd_map_p, tracing_context
 from cokernel.rules.body_jvp import is_bitwise_access, is_differentiable, jvp_of_jaxpr, select
 from cokernel.rules.discharge import written_inputs
@@ -122,6 +123,24 @@ def _positions(nonzero: Sequence[bool]) -> dict[int, int]:
     return {index: len(nonzero) + place for place, index in enumerate(with_tangents)}
 
 
+def _has_barriers(jaxpr: Any) -> bool:
+    scopes = [
+        eqn.params["jaxpr"]
+        for eqn in all_equations(jaxpr)
+        if eqn.primitive is _jax.pallas_primitives.run_scoped_p
+    ]
+    variables = [var for scope in (jaxpr, *scopes) for var in scope.invars]
+    dtypes = [getattr(getattr(var.aval, "inner_aval", None), "dtype", None) for var in variables]
+    # Barriers have types of their own, as semaphores and random keys have.
+    return any(
+        jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+        and not isinstance(dtype, _jax.AbstractSemaphoreTy)
+        and not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+        for dtype in dtypes
+        if dtype is not None
+    )
+
+
 # Remembered, so that a kernel that is differentiated again, outside of jit, is not compiled again.
 @_jax.weakref_lru_cache
 def _jvp_program(
@@ -142,6 +161,12 @@ def _jvp_program(
                 f"{program}{eqn.primitive} of a float Ref seen as another type has no derivative "
                 f"(at {_jax.summarize_source(eqn.source_info)})"
             )
+    if is_gpu_mesh(mesh) and _has_barriers(jaxpr):
+        raise NotImplementedError(
+            f"{program}it uses barriers of a GPU, and the copies that arrive there have no "
+            "derivative: give the function that calls the kernel one with jax.custom_jvp or "
+            "jax.custom_vjp"
+        )
     with tracing_context(mesh, all_meshes, target):
         try:
             new, _ = jvp_of_jaxpr(jaxpr, nonzero, [])
