@@ -6,13 +6,15 @@ tests that run it.
                                             primitives each of them compiles
     primitives_table.py --record PATH ...   runs some tests, and adds to what is recorded
 
-What is recorded is in tests/compiler/primitives.json.
+What is recorded is in tests/compiler/primitives.json: which tests compile a primitive, of which
+dtypes, and how far from the right results the tests let it be for each.
 """
 
 import collections
 import json
 import pathlib
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -26,6 +28,12 @@ from cokernel.compiler.ops import load_rules
 from cokernel.compiler.ops.registry import RULES
 
 ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.compiler import tolerance  # noqa: E402
+from tests.compiler.ops.every_dtype import ANY, FLOAT8, INTS  # noqa: E402
+from tests.compiler.ops.forms import name_of  # noqa: E402
+
 RECORD = ROOT / "tests" / "compiler" / "primitives.json"
 TABLE = ROOT / "docs" / "primitives.md"
 TESTS = ["tests/compiler", "tests/kernels"]
@@ -56,15 +64,24 @@ Every primitive that a kernel body may contain on the CPU, and how it runs.
 `scripts/primitives_table.py` writes this page from the compiler's table of rules and from a record
 of what its tests compile; a test fails when the page is out of date, or a rule has no test.
 
-Results are exact for integers, bits, comparisons and everything that only moves data, and for `+`,
-`-`, `*`, `/` and `sqrt` of floats. Sums may be added in another order than XLA does. The functions
-of `ops/math.py` are within the units in the last place that their tests state.
+The column of dtypes lists what the tests give a primitive or get from it. The column of tolerances
+says how far the tests let its results be from XLA's on the same inputs, special values among them,
+for each dtype of its operands. It is written down by the tests' own assertions, and not by hand:
 
-The column of dtypes lists what the tests give a primitive or get from it. A primitive that is not
-listed is compiled by XLA and called through Python, with one warning that names it.
+- *exact*: the same bits (and NaN for NaN). Sums and products of floats are compared where every
+  order of them gives the same; otherwise they may be added in another order than XLA does.
+- *N ulps*: that many units in the last place, for functions of floats against the exact value, to
+  which they are nearer than XLA is.
+- *rounded*: the bits of the float32 result, rounded once to the narrower dtype. XLA rounds every
+  step to it.
+- *refused*: `NotImplementedError` names the primitive.
 
-| primitive | how it runs | dtypes in tests | tested in |
-| --- | --- | --- | --- |
+Where XLA errs for a narrow dtype, it computes the same in a wider one (`tests/compiler/ops/every_dtype.py`).
+A primitive that is not listed is compiled by XLA and called through Python, with one warning that
+names it.
+
+| primitive | how it runs | dtypes in tests | tolerance | tested in |
+| --- | --- | --- | --- | --- |
 """
 
 
@@ -112,11 +129,41 @@ def render(record: dict[str, dict[str, list[str]]]) -> str:
             how = "through XLA"
         tests = ", ".join(f"`{test.removeprefix('tests/')}`" for test in shown(seen["tests"], how))
         tests = tests or SELDOM_TRACED.get(name, "")
-        rows.append((name, how, " ".join(seen["dtypes"]), tests))
-    lines = [
-        f"| `{name}` | {how} | {dtypes} | {tests} |" for name, how, dtypes, tests in sorted(rows)
-    ]
+        tolerances = described(seen.get("tolerances", {}))
+        rows.append((name, how, abbreviated(seen["dtypes"]), tolerances, tests))
+    lines = [f"| `{name}` | {' | '.join(cells)} |" for name, *cells in sorted(rows)]
     return INTRODUCTION + "\n".join(lines) + "\n"
+
+
+# Names for dtypes that usually come together.
+GROUPS = {
+    "all": frozenset(map(name_of, ANY)),
+    "integers": frozenset(map(name_of, INTS)),
+    "float8": frozenset(map(name_of, FLOAT8)),
+}
+
+
+def abbreviated(dtypes: Collection[str]) -> str:
+    """The names of dtypes, with one for each whole group."""
+    left, named = set(dtypes), []
+    for name, group in GROUPS.items():
+        if group <= left:
+            named.append(name)
+            left -= group
+    return " ".join(sorted([*named, *left]))
+
+
+def described(tolerances: dict[str, float | str]) -> str:
+    """How exact the results of each dtype are, those that are alike together."""
+    alike: dict[float | str, set[str]] = collections.defaultdict(set)
+    for dtype, value in tolerances.items():
+        alike[value].add(dtype)
+    parts = []
+    for value in sorted(alike, key=str):
+        degree = value if isinstance(value, str) else f"{value:g} ulps" if value else "exact"
+        is_only = len(alike) == 1 and value == 0
+        parts.append(degree if is_only else f"{degree}: {abbreviated(alike[value])}")
+    return "; ".join(parts)
 
 
 def shown(tests: list[str], how: str) -> list[str]:
@@ -146,6 +193,7 @@ class Recorder:
     def __init__(self) -> None:
         self.tests: dict[str, set[str]] = collections.defaultdict(set)
         self.dtypes: dict[str, set[str]] = collections.defaultdict(set)
+        self.tolerances: dict[str, dict[str, Any]] = collections.defaultdict(dict)
         self.module = ""
         self.names = names()
 
@@ -158,6 +206,14 @@ class Recorder:
             dtype = getattr(atom.aval, "dtype", None)
             if isinstance(dtype, np.dtype):
                 self.dtypes[name].add(dtype.name)
+
+    def note_tolerance(self, primitive: Any, dtype: str, value: float | str) -> None:
+        """Notes what a test has asserted: of several numbers the greatest."""
+        known = self.tolerances[self.names[primitive]]
+        earlier = known.get(dtype, value)
+        known[dtype] = (
+            value if isinstance(earlier, str) or isinstance(value, str) else max(earlier, value)
+        )
 
     def pytest_configure(self, config: pytest.Config) -> None:
         def noting(owner: Any, attribute: str, position: int) -> None:
@@ -183,8 +239,13 @@ class Recorder:
         for name, entry in known.items():
             self.tests[name].update(entry["tests"])
             self.dtypes[name].update(entry["dtypes"])
+            self.tolerances[name] = {**entry.get("tolerances", {}), **self.tolerances[name]}
         record = {
-            name: {"tests": nearest(tests), "dtypes": sorted(self.dtypes[name])}
+            name: {
+                "tests": nearest(tests),
+                "dtypes": sorted(self.dtypes[name]),
+                "tolerances": dict(sorted(self.tolerances[name].items())),
+            }
             for name, tests in sorted(self.tests.items())
         }
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
@@ -196,7 +257,9 @@ def main(arguments: list[str]) -> int:
         recorder = Recorder()
         paths = [argument for argument in arguments if argument != "--record"]
         chosen = paths or TESTS
-        outcome = pytest.main(["-q", "-p", "no:cacheprovider", *chosen], plugins=[recorder])
+        options = ["-q", "-p", "no:cacheprovider"]
+        with tolerance.listening(recorder.note_tolerance):
+            outcome = pytest.main([*options, *chosen], plugins=[recorder])
         if outcome != pytest.ExitCode.OK:
             print("the tests must pass before their record is worth anything", file=sys.stderr)
             return 1

@@ -11,25 +11,30 @@ import cokernel
 MESH = cokernel.CoreMesh(core=1)
 
 
-def run(function: Callable[..., Any], *arrays: Any, **params: Any) -> list[np.ndarray]:
-    """The results of `function(*arrays)` computed inside a kernel, as numpy arrays.
+def kernel_of(function: Callable[..., Any], *types: Any, **params: Any) -> Callable[..., Any]:
+    """A kernel that computes `function` of arrays of these types, and returns its results flat.
 
     Inputs are read whole from Refs, results written whole to output Refs. `params` go to
     cokernel.CompilerParams.
     """
-    arrays = tuple(jax.numpy.asarray(array) for array in arrays)
-    shapes = jax.tree.leaves(jax.eval_shape(function, *arrays))
+    shapes = jax.tree.leaves(jax.eval_shape(function, *types))
     out_types = [jax.ShapeDtypeStruct(shape.shape, shape.dtype) for shape in shapes]
 
     def body(*refs: Any) -> None:
-        inputs, outputs = refs[: len(arrays)], refs[len(arrays) :]
+        inputs, outputs = refs[: len(types)], refs[len(types) :]
         results = jax.tree.leaves(function(*(ref[...] for ref in inputs)))
         for output, result in zip(outputs, results, strict=True):
             output[...] = result
 
-    kernel = cokernel.mpmd_map(
+    return cokernel.mpmd_map(
         [(MESH, body)], out_types, compiler_params=cokernel.CompilerParams(**params)
     )
+
+
+def run(function: Callable[..., Any], *arrays: Any, **params: Any) -> list[np.ndarray]:
+    """The results of `function(*arrays)` computed inside a kernel, as numpy arrays."""
+    arrays = tuple(jax.numpy.asarray(array) for array in arrays)
+    kernel = kernel_of(function, *arrays, **params)
     return [np.asarray(result) for result in kernel(*arrays)]
 
 
@@ -68,4 +73,4 @@ def _as_numbers(array: np.ndarray) -> np.ndarray:
     return array
 
 
-__all__: Sequence[str] = ["MESH", "expect_close", "expect_same", "run"]
+__all__: Sequence[str] = ["MESH", "expect_close", "expect_same", "kernel_of", "run"]

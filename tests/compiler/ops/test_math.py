@@ -20,8 +20,10 @@ from cokernel.compiler.function import ElementBuilder, FunctionBuilder
 from cokernel.compiler.ops import load_rules
 from cokernel.compiler.ops.registry import ELEMENT_RULES, Operation
 from cokernel.compiler.values import load_element, store_element
+from tests.compiler import tolerance
 from tests.compiler.harness import run
-from tests.compiler.ops.forms import SHAPES, hard_values, name_of
+from tests.compiler.ops.every_dtype import FEW_BITS
+from tests.compiler.ops.forms import FLOAT8, SHAPES, hard_values, name_of
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,6 +35,10 @@ def wide_types():
 def digamma(x):
     # At -0 too, where scipy has the limit from the other side.
     return np.where(x == 0, -np.inf, scipy.special.digamma(x))
+
+
+def primitive_of(name):
+    return getattr(lax, f"{name}_p")
 
 
 def log2(x):
@@ -86,6 +92,8 @@ FLOAT64_REFERENCES = {
     "digamma": lambda x: np.where(x < 0, np.nan, digamma(x)),
 }
 
+NARROW_FLOATS = (jnp.float16, jnp.bfloat16, *FEW_BITS, *FLOAT8)
+
 UNARY = [pytest.param(name, *row, id=name) for name, row in ACCURACY.items()]
 BINARY = [pytest.param(name, *row, id=name) for name, row in BINARY_ACCURACY.items()]
 
@@ -131,6 +139,7 @@ def test_float32_is_as_accurate_as_its_table_says(name, function, reference, ulp
         errors = errors_in_ulps(ours, reference(values.astype(np.float64)))
     worst = np.argmax(errors)
     assert errors[worst] <= ulps, f"{name}({values[worst]!r}) = {ours[worst]!r}"
+    tolerance.note(primitive_of(name), np.float32, ulps)
 
 
 @pytest.mark.parametrize(("name", "function", "reference", "ulps"), BINARY)
@@ -146,6 +155,7 @@ def test_float32_of_two_arguments_is_as_accurate_as_its_table_says(name, functio
         errors = errors_in_ulps(ours, exact)
     worst = np.argmax(errors)
     assert errors[worst] <= ulps, f"{name}({left[worst]!r}, {right[worst]!r}) = {ours[worst]!r}"
+    tolerance.note(primitive_of(name), np.float32, ulps)
 
 
 @pytest.mark.parametrize(("name", "function", "reference", "ulps"), UNARY)
@@ -165,6 +175,18 @@ def test_float64_is_as_accurate_as_its_table_says(name, function, reference, ulp
     worst = np.argmax(errors)
     limit = FLOAT64_ULPS.get(name, FLOAT64_ULPS_OTHERWISE)
     assert errors[worst] <= limit, f"{name}({values[worst]!r}) = {ours[worst]!r}"
+    tolerance.note(primitive_of(name), np.float64, limit)
+
+
+@pytest.mark.parametrize(("name", "function", "reference", "ulps"), BINARY)
+def test_float64_of_two_arguments_is_as_accurate_as_the_others(name, function, reference, ulps):
+    left, right = (float32_everywhere(seed, 500).astype(np.float64) for seed in (4, 5))
+    [ours] = run(function, left, right)
+    with np.errstate(all="ignore"):
+        errors = errors_in_ulps(ours, reference(left, right))
+    worst = np.argmax(errors)
+    assert errors[worst] <= FLOAT64_ULPS_OTHERWISE, f"{name}({left[worst]!r}, {right[worst]!r})"
+    tolerance.note(primitive_of(name), np.float64, FLOAT64_ULPS_OTHERWISE)
 
 
 def kinds(array):
@@ -199,16 +221,30 @@ def test_special_pairs_give_what_xla_gives(name, function, reference, ulps, dtyp
     np.testing.assert_array_equal(kinds(ours), kinds(theirs))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=name_of)
-@pytest.mark.parametrize(("name", "function", "reference", "ulps"), UNARY)
-def test_narrow_floats_are_float32_rounded_once(name, function, reference, ulps, dtype):
-    with np.errstate(all="ignore"):
-        values = float32_everywhere(5, 500).astype(dtype)
-    [ours] = run(function, values)
-    [wide] = run(function, values.astype(np.float32))
-    with np.errstate(all="ignore"):
-        expected = wide.astype(dtype)
-    np.testing.assert_array_equal(flushed(ours), flushed(expected))
+@pytest.mark.parametrize(("name", "function", "reference", "ulps"), UNARY + BINARY)
+def test_narrow_floats_are_float32_rounded_once(name, function, reference, ulps):
+    count = 2 if name in BINARY_ACCURACY else 1
+    operands = []
+    for dtype in NARROW_FLOATS:
+        with np.errstate(all="ignore"):
+            usual = [float32_everywhere(seed, 120).astype(dtype) for seed in range(count)]
+        special = np.meshgrid(*[hard_values(dtype)] * count)
+        operands.append([np.append(x, y.ravel()) for x, y in zip(usual, special, strict=True)])
+
+    def both(*arrays):
+        each = [arrays[k : k + count] for k in range(0, len(arrays), count)]
+        own = [function(*group) for group in each]
+        wide = [function(*(x.astype(np.float32) for x in group)) for group in each]
+        return own, [x.astype(dtype) for x, dtype in zip(wide, NARROW_FLOATS, strict=True)]
+
+    results = run(both, *(array for group in operands for array in group))
+    number = len(NARROW_FLOATS)
+    for dtype, ours, expected in zip(
+        NARROW_FLOATS, results[:number], results[number:], strict=True
+    ):
+        what = f"{name} of {name_of(dtype)}"
+        tolerance.expect_within(ours, expected, 0, what)
+        tolerance.note(primitive_of(name), dtype, tolerance.ROUNDED)
 
 
 @pytest.mark.parametrize(("name", "function", "reference", "ulps"), UNARY)

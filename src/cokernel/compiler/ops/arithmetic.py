@@ -143,6 +143,12 @@ class FloatArithmetic:
     def int_equal(self, left: Operand, right: Operand) -> ir.Value:
         return self.builder.icmp_signed("==", self.whole(left), self.whole(right))
 
+    def is_denormal(self, value: Operand) -> ir.Value:
+        """Whether a number is zero or smaller than the smallest normal one, whatever the processor
+        takes such numbers for."""
+        smallest_normal = self.whole(1 << self.significand_bits)
+        return self.builder.icmp_unsigned("<", self.bits(self.absolute(value)), smallest_normal)
+
     def power_of_two(self, exponent: ir.Value) -> ir.Value:
         """2.0 ** exponent for an integer exponent of a normal result."""
         bias = (1 << (self.integer.width - self.significand_bits - 2)) - 1
@@ -154,6 +160,14 @@ class FloatArithmetic:
         """The arithmetic of doubles, and a float register as one."""
         double = FloatArithmetic(self.elements, f64)
         return double, self.builder.fpext(value, double.type)
+
+    def widened_exactly(self, value: ir.Value) -> tuple["FloatArithmetic", ir.Value]:
+        """The same where a processor that takes denormals for zeros must not do so."""
+        double, wide = self.widened(value)
+        magnitude = self.builder.uitofp(self.bits(self.absolute(value)), double.type)
+        least = 2.0 ** (2 - (1 << (self.integer.width - self.significand_bits - 2)))
+        size = double.multiply(magnitude, least * 2.0**-self.significand_bits)
+        return double, double.select(self.is_denormal(value), double.copy_sign(size, wide), wide)
 
     def narrowed(self, double: ir.Value) -> ir.Value:
         """A double rounded to this arithmetic's type."""

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from llvmlite import ir
 
-from cokernel.compiler import nests, views
+from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i1
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
@@ -34,6 +34,10 @@ def _register(primitive: Any, fold: Fold) -> None:
     @rule(primitive)
     def scan(context: Context, eqn: Any, operand: Value) -> Value:
         wide = convert(context, operand, working_dtype(operand.dtype))
+        if fold is Fold.ADD and dtypes.is_float(wide.dtype):
+            # A sum begins with zero, and is not a negative one.
+            zero = constant(0, wide.dtype)
+            wide = apply(context, lax.add_p, wide.shape, wide.dtype, wide, zero)
         combine = Combiner(fold, wide.dtype)
         result = prefix_scan(context, combine, combine.identity(), wide, **_direction(eqn))
         return convert(context, result, operand.dtype)

@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import Kind, bit_width, f32, f64, kind, register_type
+from cokernel.compiler.dtypes import Kind, bit_width, f32, f64, i8, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.arithmetic import FloatArithmetic
@@ -98,13 +98,14 @@ def multiply_high(
 ) -> ir.Value:
     """The upper half of the product of two integers."""
     dtype = operation.result_dtype
-    # Of int4 too it is the upper byte of a product of bytes, as in XLA.
     width = register_type(dtype).width
     double = ir.IntType(2 * width)
     extend = builder.builder.sext if _is_signed(dtype) else builder.builder.zext
     whole = builder.builder.mul(*(extend(item, builder.type(double)) for item in (left, right)))
-    upper = builder.builder.lshr(whole, builder.constant(double, width))
-    return builder.builder.trunc(upper, builder.type(register_type(dtype)))
+    # Of int4 it is the upper byte of a product of bytes, and of int2 the upper half, as in XLA.
+    distance = 2 if bit_width(dtype) == 2 else width
+    upper = builder.builder.lshr(whole, builder.constant(double, distance))
+    return wrap(builder, dtype, builder.builder.trunc(upper, builder.type(register_type(dtype))))
 
 
 @elementwise(lax.square_p)
@@ -349,6 +350,8 @@ def next_after(
     dtype."""
     dtype = operation.result_dtype
     emit = builder.builder
+    if dtype == floats.POWERS_OF_TWO:
+        return _next_power_of_two(builder, start, end)
     scalar = ir.IntType(8 * dtype.itemsize)
     top = 1 << (bit_width(dtype) - 1)
 
@@ -369,6 +372,19 @@ def next_after(
     is_nan = a.either(a.is_nan(wide[0]), a.is_nan(wide[1]))
     nan = floats.narrow(builder, dtype, a.real(float("nan")))
     return emit.select(is_nan, nan, result)
+
+
+def _next_power_of_two(builder: ElementBuilder, start: ir.Value, end: ir.Value) -> ir.Value:
+    """The neighbour among floats that have nothing but an exponent, where XLA takes the topmost bit
+    for a sign."""
+    emit = builder.builder
+    up = emit.select(
+        emit.icmp_unsigned(">", end, start), builder.constant(i8, 1), builder.constant(i8, -1)
+    )
+    moved = emit.select(emit.icmp_unsigned("==", end, start), start, emit.add(start, up))
+    nan = builder.constant(i8, 0xFF)
+    is_nan = emit.or_(emit.icmp_unsigned("==", start, nan), emit.icmp_unsigned("==", end, nan))
+    return emit.select(is_nan, nan, moved)
 
 
 # What leaves its operand as it is.

@@ -334,8 +334,15 @@ def tan(a: FloatArithmetic, x: ir.Value) -> ir.Value:
 def atan2(a: FloatArithmetic, y: ir.Value, x: ir.Value) -> ir.Value:
     """The angle of the point (x, y)."""
     y_size, x_size = a.absolute(y), a.absolute(x)
-    is_steep = a.compare(">", y_size, x_size)
+    # By their bits, since the processor may take denormals for zeros.
+    is_steep = a.builder.icmp_unsigned(">", a.bits(y_size), a.bits(x_size))
     above, below = a.select(is_steep, x_size, y_size), a.select(is_steep, y_size, x_size)
+    # Two denormals are to each other as the integers that have their bits.
+    are_denormal = a.is_denormal(below)
+    above, below = (
+        a.select(are_denormal, a.builder.sitofp(a.bits(size), a.type), size)
+        for size in (above, below)
+    )
     ratio = a.divide(above, below)
     both_infinite = a.both(a.compare("==", x_size, INFINITY), a.compare("==", y_size, INFINITY))
     ratio = a.select(both_infinite, 1.0, ratio)

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from jax import lax
 from llvmlite import ir
@@ -224,7 +225,7 @@ def _fill_value(given: Any, dtype: np.dtype) -> Any:
         return np.nan
     if dtype == np.bool_:
         return True
-    info = np.iinfo(dtype)
+    info = ml_dtypes.iinfo(dtype)
     return info.min if dtypes.kind(dtype) is Kind.SIGNED else info.max
 
 

@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import Kind, i8, i32, i64
+from cokernel.compiler.dtypes import Kind, i8, i16, i32, i64
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops import radix_sort
 from cokernel.compiler.ops.apply import convert, emit_elementwise
@@ -62,6 +62,9 @@ def top_k(context: Context, eqn: Any, operand: Value) -> list[Value]:
 def sort_key(context: Context, operand: Value, *, is_descending: bool = False) -> Value:
     """Signed integers in the order of the operand's elements. In the descending order, which is
     that of top_k, the zeros and the NaNs of either sign differ."""
+    if operand.dtype == np.float16 and is_descending:
+        # As the bits are, since a conversion changes those of a NaN.
+        return emit_elementwise(context, _half_descending, operand.shape, np.int16, operand)
     if dtypes.is_float(operand.dtype) and operand.dtype.itemsize < 4:
         operand = convert(context, operand, np.float32)
     result = np.dtype(f"int{8 * operand.dtype.itemsize}")
@@ -90,10 +93,20 @@ def _key_element(
         zero, nan = (builder.constant(scalar, value) for value in (0.0, math.nan))
         register = ops.select(ops.fcmp_ordered("==", register, zero), zero, register)
         register = ops.select(ops.fcmp_unordered("uno", register, register), nan, register)
+    return _ordered_bits(builder, integer, register)
+
+
+def _ordered_bits(builder: ElementBuilder, integer: ir.IntType, register: ir.Value) -> ir.Value:
+    """The bits of a float as an integer of the same order."""
+    ops = builder.builder
     bits = ops.bitcast(register, builder.type(integer))
     # Negative floats ascend as their magnitude, which is what remains of the bits, descends.
     sign = ops.ashr(bits, builder.constant(integer, integer.width - 1))
     return ops.xor(bits, ops.and_(sign, builder.constant(integer, (1 << (integer.width - 1)) - 1)))
+
+
+def _half_descending(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
+    return builder.builder.not_(_ordered_bits(builder, i16, register))
 
 
 def sort_by(

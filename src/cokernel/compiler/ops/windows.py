@@ -15,8 +15,8 @@ from jax import lax
 
 from cokernel.compiler import views
 from cokernel.compiler.context import Context
-from cokernel.compiler.ops.apply import apply, apply_many
-from cokernel.compiler.ops.combine import Combiner, Fold
+from cokernel.compiler.ops.apply import apply, apply_many, convert
+from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
 from cokernel.compiler.ops.reduce import reduce_value
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.traced import traced
@@ -75,10 +75,13 @@ def _windows(context: Context, params: dict[str, Any], operand: Value, fill: Val
 def _register(primitive: Any, fold: Fold) -> None:
     @rule(primitive)
     def reduction(context: Context, eqn: Any, operand: Value) -> Value:
-        nothing = Scalar((), operand.dtype, Combiner(fold, operand.dtype).identity())
-        windows = _windows(context, eqn.params, operand, nothing)
+        # Not every narrow float has the infinity that leaves an extreme as it is.
+        wide = convert(context, operand, working_dtype(operand.dtype))
+        nothing = Scalar((), wide.dtype, Combiner(fold, wide.dtype).identity())
+        windows = _windows(context, eqn.params, wide, nothing)
         rank = len(operand.shape)
-        return reduce_value(context, fold, windows, range(rank, 2 * rank))
+        result = reduce_value(context, fold, windows, range(rank, 2 * rank))
+        return convert(context, result, operand.dtype)
 
 
 _register(lax.reduce_window_sum_p, Fold.ADD)
