@@ -76,7 +76,8 @@ for each dtype of its operands. It is written down by the tests' own assertions,
   step to it.
 - *refused*: `NotImplementedError` names the primitive.
 
-Where XLA errs for a narrow dtype, it computes the same in a wider one (`tests/compiler/ops/every_dtype.py`).
+Where XLA errs for a narrow dtype, it computes the same in a wider one: see
+`tests/compiler/ops/every_dtype.py`.
 A primitive that is not listed is compiled by XLA and called through Python, with one warning that
 names it.
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -63,3 +64,12 @@ def test_equal_coroutines_keep_an_entry_each(capsys):
     twin = program.replace("cokernel_program_0", "cokernel_program_1")
     code = codegen.LoadedCode(codegen.compile_object(ir + twin))
     assert code.address("cokernel_program_0") != code.address("cokernel_program_1")
+
+
+def test_interleaved_vectors_are_compared_with_one_of_their_rows():
+    def rows(x):
+        pairs = lax.stack([x * 3, x + 1], axis=1)
+        return (pairs == pairs[0]).all(-1), (pairs != pairs[0]).any(-1)
+
+    for dtype in (np.uint32, np.float32, np.int8):
+        expect_same(rows, np.arange(4, dtype=dtype))

@@ -13,7 +13,11 @@ import llvmlite.binding as llvm
 from cokernel.compiler import blas, cache
 
 # Written into every key, so that a change of how we compile never meets an object from before it.
-PIPELINE_VERSION = 3
+PIPELINE_VERSION = 4
+
+# LLVM 22's VectorCombine takes a comparison of a vector with one of its own lanes for a comparison
+# of the vector with itself, if both come out of one shuffle.
+OPTIONS = ("--disable-vector-combine",)
 
 # A function that adds to sixteen sums of float32 the products of as many pairs of bfloat16. Modules
 # only declare it, since they may travel to a machine that has no such instruction.
@@ -29,6 +33,8 @@ def host() -> tuple[str, str, str]:
     with _lock:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        for option in OPTIONS:
+            llvm.set_option("cokernel", option)
         features = llvm.get_host_cpu_features().flatten()
         return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
 

@@ -16,6 +16,7 @@ from jax import lax
 
 from cokernel import _jax
 from cokernel.compiler.analysis import over_jaxprs
+from cokernel.compiler.sites import user_line
 
 PRNG = _jax.prng
 TPU = _jax.tpu_primitives
@@ -117,7 +118,15 @@ class Rewriter:
                 params=params,
                 effects=self.effects(eqn.effects),
             )
-        return self.called(eqn, _moving(eqn))
+        if eqn.primitive in (lax.eq_p, lax.ne_p):
+            return self.called(eqn, functools.partial(_compared, eqn))
+        if eqn.primitive in _MOVES:
+            return self.called(eqn, _moving(eqn))
+        line = user_line(eqn.source_info.traceback)
+        raise NotImplementedError(
+            f"primitive {eqn.primitive.name!r} of random keys{f' in {line}' if line else ''}: work "
+            "on their words (jax.random.key_data), or use the keys outside the kernel"
+        )
 
     def called(self, eqn: Any, function: Callable[..., Any]) -> Any:
         """An equation that calls what `function` is traced to."""
@@ -172,6 +181,13 @@ def _moving(eqn: Any) -> Callable[..., Any]:
     for _ in impl.key_shape:
         function = jax.vmap(function, in_axes=axes, out_axes=-1)
     return function
+
+
+def _compared(eqn: Any, left: Any, right: Any) -> Any:
+    """Keys are equal if all of their words are."""
+    words = eqn.invars[0].aval.dtype._impl.key_shape
+    same = (left == right).all(axis=tuple(range(-len(words), 0)))
+    return same if eqn.primitive is lax.eq_p else ~same
 
 
 # What the random primitives mean, on words.
@@ -237,6 +253,31 @@ MEANING: dict[Any, Callable[..., Any]] = {
     TPU.split_key_p: _unwrap_pallas,
     TPU.join_key_p: _wrap_pallas,
 }
+
+# Primitives that only move elements.
+_MOVES = frozenset(
+    {
+        lax.broadcast_in_dim_p,
+        lax.concatenate_p,
+        lax.copy_p,
+        lax.dynamic_slice_p,
+        lax.dynamic_update_slice_p,
+        lax.gather_p,
+        lax.optimization_barrier_p,
+        lax.reshape_p,
+        lax.rev_p,
+        lax.scatter_p,
+        lax.select_n_p,
+        lax.slice_p,
+        lax.split_p,
+        lax.squeeze_p,
+        lax.stack_p,
+        lax.tile_p,
+        lax.transpose_p,
+        lax.unstack_p,
+        _jax.stop_gradient_p,
+    }
+)
 
 # Primitives that take keys as well as words, or Refs whole.
 _UNCHANGED = frozenset(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental import pallas as pl
 
 from cokernel import _jax
 from tests.compiler.ops.every_dtype import (
@@ -20,7 +21,9 @@ from tests.compiler.ops.every_dtype import (
     expect_refused,
     without,
 )
-from tests.compiler.ops.forms import name_of
+from tests.compiler.ops.forms import NARROW_INTEGERS, name_of
+
+PL = _jax.pallas_primitives
 
 AWAY = lax.RoundingMethod.AWAY_FROM_ZERO
 TO_EVEN = lax.RoundingMethod.TO_NEAREST_EVEN
@@ -122,10 +125,16 @@ CASES = (
         FLOATING,
     ),
     Case(lax.select_n_p, lambda x: lax.select_n(lax.ne(x.a, x.b), x.b, x.a)),
+    Case(
+        lax.bitcast_convert_type_p,
+        lambda x: lax.bitcast_convert_type(x.a, f"uint{8 * x.a.dtype.itemsize}"),
+        without(NUMBERS, *NARROW_INTEGERS, jnp.float4_e2m1fn),
+    ),
+    Case(PL.reciprocal_p, lambda x: pl.reciprocal(x.a), FLOATING, reference=lambda x: 1 / x.a),
     unary(lax.copy_p, ANY),
     Case(lax.optimization_barrier_p, lambda x: lax.optimization_barrier(x.a)),
     Case(_jax.stop_gradient_p, lambda x: _jax.stop_gradient_p.bind(x.a)),
-    binary(_jax.add_jaxvals_p, NUMBERS),
+    binary(_jax.add_jaxvals_p, ANY),
     binary(_jax.tie_p, ANY),
     Case(
         lax.convert_element_type_p,

@@ -28,6 +28,20 @@ Mode = lax.GatherScatterMode
 MODES = (Mode.CLIP, Mode.FILL_OR_DROP)
 
 
+@jax.custom_jvp
+def reversed_by_custom_jvp(a):
+    return a[::-1]
+
+
+@jax.custom_vjp
+def reversed_by_custom_vjp(a):
+    return a[::-1]
+
+
+reversed_by_custom_jvp.defjvp(lambda a, tangents: (a, tangents))
+reversed_by_custom_vjp.defvjp(lambda a: (a, None), lambda residual, cotangent: (cotangent,))
+
+
 def ordinary(x):
     """No denormals, which a processor may take for zeros while it orders them; and one NaN only, of
     the many that top_k puts in order."""
@@ -89,6 +103,29 @@ def products(x):
     ]
 
 
+def convolution(x):
+    left, right = whole(x.a)[None, :3, :20], whole(x.b)[:3, 1:4].reshape(3, 3, 1)
+    return lax.conv_general_dilated(
+        left, right.transpose(2, 0, 1), (2,), ((1, 1),), dimension_numbers=("NCW", "OIW", "NCW")
+    )
+
+
+def ragged(x):
+    sizes = jnp.stack([x.places[0] % 3, x.places[2] % 3])
+    return lax.ragged_dot(whole(x.a)[:, :3], whole(x.b)[:2, :12].reshape(2, 3, 4), sizes)
+
+
+def pooled_backward(x):
+    return lax.select_and_scatter_add_p.bind(
+        whole(x.b)[:3, :25],
+        ordinary(x.a)[:6],
+        select_prim=lax.ge_p,
+        window_dimensions=(2, 2),
+        window_strides=(2, 2),
+        padding=((0, 0), (0, 0)),
+    )
+
+
 def window(primitive, prepare, **size):
     params = {"window_strides": (1, 2), "padding": ((1, 0), (0, 1))}
     none = {"base_dilation": (1, 1), "window_dilation": (1, 1)}
@@ -122,6 +159,9 @@ MOVES = (
     ),
     Case(lax.scatter_p, scattered(lax.scatter)),
     Case(_jax.jit_p, lambda x: jax.jit(lambda a: a[::-1])(x.a)),
+    Case(_jax.remat_p, lambda x: jax.checkpoint(lambda a: a[::-1])(x.a)),
+    Case(_jax.custom_jvp_call_p, lambda x: reversed_by_custom_jvp(x.a)),
+    Case(_jax.custom_vjp_call_p, lambda x: reversed_by_custom_vjp(x.a)),
     Case(lax.scan_p, lambda x: lax.scan(lambda carry, row: (row, carry), x.b[0], x.a)),
     Case(
         lax.while_p,
@@ -167,18 +207,19 @@ FOLDS = (
     Case(
         lax.reduce_window_max_p,
         window(lax.reduce_window_max_p, ordinary, window_dimensions=(2, 3)),
-        NUMBERS,
     ),
     Case(
         lax.reduce_window_min_p,
         window(lax.reduce_window_min_p, ordinary, window_dimensions=(2, 3)),
-        NUMBERS,
     ),
     Case(lax.reduce_window_p, folded_by_a_function),
     Case(lax.sort_p, lambda x: [lax.sort(ordinary(x.a), dimension=k) for k in (0, 1)]),
     Case(lax.sort_p, lambda x: lax.sort((ordinary(x.a), ordinary(x.b)), dimension=1, num_keys=1)),
     Case(lax.top_k_p, lambda x: lax.top_k(ordinary(x.a), 5)),
     Case(lax.dot_general_p, products),
+    Case(lax.conv_general_dilated_p, convolution),
+    Case(_jax.ragged_dot_general_p, ragged),
+    Case(lax.select_and_scatter_add_p, pooled_backward, NUMBERS),
 )
 
 

@@ -1,11 +1,15 @@
 """The incomplete gamma and beta functions and their kin are within rounding of XLA's."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-from tests.compiler.harness import expect_close
+from tests.compiler import tolerance
+from tests.compiler.harness import expect_close, run
+from tests.compiler.ops.every_dtype import NARROW_FLOATS
+from tests.compiler.ops.forms import name_of
 
 FUNCTIONS = {
     "igamma": (lax.igamma, 2),
@@ -16,6 +20,13 @@ FUNCTIONS = {
 }
 
 
+PRIMITIVES = {
+    lax.igamma: lax.igamma_p,
+    lax.igammac: lax.igammac_p,
+    lax.igamma_grad_a: lax.igamma_grad_a_p,
+    lax.betainc: lax.regularized_incomplete_beta_p,
+    lax.bessel_i0e: lax.bessel_i0e_p,
+}
 # Narrow floats go the same way for all of them.
 ROWS = [pytest.param(*each, np.float32, id=name) for name, each in FUNCTIONS.items()]
 ROWS.append(pytest.param(lax.bessel_i0e, 1, jnp.bfloat16, id="bessel_i0e-bfloat16"))
@@ -30,6 +41,41 @@ def test_a_function_of_positive_numbers(function, count, dtype):
         operands[2] /= 7
     # Chains of some hundred operations, whose functions differ in the last place.
     expect_close(function, *(jnp.asarray(item).astype(dtype) for item in operands), ulps=200)
+    tolerance.note(PRIMITIVES[function], dtype, 200.0)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_float64_is_within_rounding_too(name):
+    function, count = FUNCTIONS[name]
+    random = np.random.default_rng(2)
+    operands = [random.uniform(0.2, 6, 20) for _ in range(count)]
+    if function is lax.betainc:
+        operands[2] /= 7
+    with jax.enable_x64(True):
+        expect_close(function, *operands, ulps=200)
+    tolerance.note(PRIMITIVES[function], np.float64, 200.0)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_narrow_floats_are_float32_rounded_once(name):
+    function, count = FUNCTIONS[name]
+    random = np.random.default_rng(3)
+    operands = [random.uniform(0.2, 0.9, 9).astype(np.float32) for _ in range(count)]
+
+    def both(*operands):
+        own, wide = [], []
+        for dtype in NARROW_FLOATS:
+            narrow = [item.astype(dtype) for item in operands]
+            own.append(function(*narrow))
+            wide.append(function(*(item.astype(np.float32) for item in narrow)).astype(dtype))
+        return own, wide
+
+    results = run(both, *operands)
+    for dtype, ours, expected in zip(
+        NARROW_FLOATS, results[: len(NARROW_FLOATS)], results[len(NARROW_FLOATS) :], strict=True
+    ):
+        tolerance.expect_within(ours, expected, 0, f"{name} of {name_of(dtype)}")
+        tolerance.note(PRIMITIVES[function], dtype, tolerance.ROUNDED)
 
 
 @pytest.mark.parametrize(

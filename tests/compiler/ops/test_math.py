@@ -22,8 +22,8 @@ from cokernel.compiler.ops.registry import ELEMENT_RULES, Operation
 from cokernel.compiler.values import load_element, store_element
 from tests.compiler import tolerance
 from tests.compiler.harness import run
-from tests.compiler.ops.every_dtype import FEW_BITS
-from tests.compiler.ops.forms import FLOAT8, SHAPES, hard_values, name_of
+from tests.compiler.ops.every_dtype import NARROW_FLOATS
+from tests.compiler.ops.forms import SHAPES, hard_values, name_of
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -91,8 +91,6 @@ FLOAT64_REFERENCES = {
     "erfc": np.vectorize(math.erfc),
     "digamma": lambda x: np.where(x < 0, np.nan, digamma(x)),
 }
-
-NARROW_FLOATS = (jnp.float16, jnp.bfloat16, *FEW_BITS, *FLOAT8)
 
 UNARY = [pytest.param(name, *row, id=name) for name, row in ACCURACY.items()]
 BINARY = [pytest.param(name, *row, id=name) for name, row in BINARY_ACCURACY.items()]
@@ -287,6 +285,20 @@ def test_identities_between_functions_hold(values):
     np.testing.assert_allclose(nothing, 0, atol=2e-5)
     np.testing.assert_array_equal(odd, 0)
     np.testing.assert_allclose(whole, 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [lax.pow, lax.atan2], ids=lambda f: f.__name__)
+def test_denormals_are_no_zeros_where_the_result_would_jump(function):
+    tiny = float(np.finfo(np.float32).smallest_subnormal)
+    values = [0, 1, 2, 3, 0.5, math.inf, math.nan, tiny, 50 * tiny, 1e20]
+    values = np.array([*values, *(-value for value in values)], np.float32)
+    left, right = (item.ravel() for item in np.meshgrid(values, values))
+    [ours] = run(function, left, right)
+    exact = jax.jit(function)(left.astype(np.float64), right.astype(np.float64))
+    with np.errstate(over="ignore"):
+        theirs = np.asarray(exact).astype(np.float32)
+    np.testing.assert_allclose(flushed(ours), flushed(theirs), rtol=1e-6)
+    np.testing.assert_array_equal(kinds(ours), kinds(theirs))
 
 
 def loop_over(primitive, arity):

@@ -8,7 +8,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
+from cokernel import _jax
+from tests.compiler import tolerance
 from tests.compiler.harness import MESH
+
+TPU = _jax.tpu_primitives
 
 # The chip with accumulators, and one with result queues.
 WITH_ACCUMULATORS = "tpu7x"
@@ -56,6 +60,9 @@ def test_products_accumulate_until_they_are_popped(size, dtype, transpose):
     right = b.astype(total).T if transpose else b.astype(total)
     np.testing.assert_array_equal(got[0], 2 * (a.astype(total) @ right))
     np.testing.assert_array_equal(got[1:], 0)
+    for primitive in (TPU.matmul_push_rhs_p, TPU.matmul_acc_lhs_p):
+        tolerance.note(primitive, dtype, 0.0)
+    tolerance.note(TPU.matmul_pop_p, total, 0.0)
 
 
 def test_weights_are_staged_one_iteration_ahead(size):
@@ -105,6 +112,8 @@ def test_results_leave_a_queue_in_the_order_they_came():
     got = launch("v5e", body, jax.ShapeDtypeStruct((rounds, 16, size), jnp.float32), a, b)
     np.testing.assert_array_equal(got[0], a[0] @ b[0])
     np.testing.assert_array_equal(got[1:], a[1:] @ b[1])
+    for primitive in (TPU.matmul_lhs_fifo_p, TPU.matmul_pop_fifo_p):
+        tolerance.note(primitive, np.float32, 0.0)
 
 
 def test_an_empty_or_full_queue_is_an_error():

@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
 from cokernel import _jax
+from tests.compiler import tolerance
 from tests.compiler.harness import MESH, expect_close, expect_same, run
 
 SAMPLERS = {
@@ -33,12 +34,21 @@ SAMPLERS = {
 }
 
 
+# What the samplers are made of.
+DRAWING = (
+    _jax.prng.random_bits_p, _jax.prng.random_fold_in_p, _jax.prng.random_seed_p,
+    _jax.prng.random_split_p, _jax.prng.random_unwrap_p, _jax.threefry2x32_p,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 @settings(max_examples=4)
 @given(seed=st.integers(-(1 << 31), (1 << 31) - 1))
 def test_keys_give_the_bits_of_jax(name, seed):
     sample = SAMPLERS[name]
     expect_same(lambda seed: sample(jax.random.key(seed)), np.int32(seed))
+    for primitive in DRAWING:
+        tolerance.note(primitive, np.uint32, 0.0)
 
 
 def test_normal_numbers_are_those_of_jax_up_to_rounding():
@@ -60,6 +70,7 @@ def test_normal_numbers_are_those_of_jax_up_to_rounding():
 )
 def test_numbers_that_follow_a_gamma_distribution_are_those_of_jax_up_to_rounding(sample):
     expect_close(lambda seed: sample(jax.random.key(seed)), np.int32(5), ulps=200)
+    tolerance.note(_jax.random_gamma_p, np.float32, 200.0)
 
 
 def test_raw_words_are_keys_too():
@@ -89,6 +100,35 @@ def test_keys_pass_through_loops_branches_and_selections():
 
     for flag in (False, True):
         expect_same(function, np.int32(3), np.asarray(flag))
+
+
+def test_keys_are_moved_and_compared_as_whole_keys():
+    def words(seed):
+        keys = jax.random.split(jax.random.key(seed), 4)
+        moved = [
+            lax.rev(keys, (0,)), keys[::2], jnp.stack([keys, keys]), jnp.tile(keys, 2),
+            keys.at[1].set(keys[0]), lax.dynamic_slice(keys, (seed,), (2,)),
+            keys[seed * jnp.arange(3)], jnp.split(keys, 2)[1], keys.reshape(2, 2).T,
+            lax.optimization_barrier(keys), jnp.broadcast_to(keys, (2, 4)), keys[:1].squeeze(),
+        ]  # fmt: skip
+        return [jax.random.key_data(each) for each in moved]
+
+    def comparisons(seed):
+        keys = jax.random.split(jax.random.key(seed), 4)
+        return keys == keys[::-1], keys != keys[0], keys[2] == keys[2]
+
+    expect_same(words, np.int32(1))
+    expect_same(comparisons, np.int32(1))
+
+
+def test_what_has_no_meaning_for_keys_names_the_primitive_and_the_line(line_of):
+    def function(seed):
+        jax.debug.print("{}", jax.random.key(seed))
+        return seed
+
+    with pytest.raises(NotImplementedError, match="debug_print") as caught:
+        run(function, np.int32(1))
+    assert line_of(function, "debug.print") in str(caught.value)
 
 
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])

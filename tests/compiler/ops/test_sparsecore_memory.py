@@ -12,6 +12,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
+from cokernel import _jax
+from tests.compiler import tolerance
 from tests.compiler.ops.sparsecore_harness import CHIPS, run_on_subcore
 
 DTYPES = [np.int32, np.float32, np.int16, jnp.bfloat16, np.int8, np.uint32]
@@ -174,6 +176,7 @@ def test_a_gather_picks_by_one_index_per_dimension(chip, masked, data, dtype):
 
     [got] = run_on_subcore(chip, body, [shaped((lanes,), dtype)], x, index, keep.astype(np.int32))
     np.testing.assert_array_equal(got[keep], x[index[0, keep], index[1, keep]])
+    tolerance.note(_jax.sc_primitives.gather_p, dtype, 0.0)
 
 
 @chips
@@ -205,6 +208,7 @@ def test_a_scatter_stores_or_adds_lane_after_lane(chip, add, masked, data, dtype
         for lane in np.flatnonzero(keep):
             expected[index[lane]] = x[lane]
     np.testing.assert_array_equal(got, expected)
+    tolerance.note(_jax.sc_primitives.scatter_p, dtype, 0.0)
 
 
 def test_scatters_of_many_elements_and_through_views():

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu_sc as plsc
 
 from cokernel import _jax
+from tests.compiler import tolerance
 from tests.compiler.harness import run
 from tests.compiler.ops.sparsecore_harness import CHIPS, run_on_subcore
 
+SC = _jax.sc_primitives
 chips = pytest.mark.parametrize("chip", CHIPS)
 DTYPES = [np.int32, np.uint32, np.float32]
 
@@ -79,6 +81,7 @@ def test_masked_scans_leave_out_what_the_mask_does(chip, name, data, dtype):
         chip, lambda x, m: [SCANS[name][0](x, mask=m != 0)], [x], x, mask.astype(np.int32)
     )
     np.testing.assert_array_equal(got, scanned(name, x, mask))
+    tolerance.note(getattr(SC, f"masked_{name}_p"), dtype, 0.0)
 
 
 @pytest.mark.parametrize("name", SCANS)
@@ -117,6 +120,7 @@ def test_scan_count_counts_equal_eligible_elements(chip, data, dtype):
     counts, last = occurrences(x, mask)
     np.testing.assert_array_equal(got[0], counts)
     np.testing.assert_array_equal(got[1], last)
+    tolerance.note(SC.scan_count_p, dtype, 0.0)
 
 
 def test_scan_count_of_a_long_vector():
@@ -155,6 +159,7 @@ def test_sort_key_val_is_stable_and_puts_invalid_lanes_last(chip, descending, ma
     np.testing.assert_array_equal(got[0], keys[order])
     np.testing.assert_array_equal(got[1], values[order])
     np.testing.assert_array_equal(got[2], np.arange(lanes) < mask.sum())
+    tolerance.note(SC.masked_sort_p, dtype, 0.0)
 
 
 def test_sort_key_val_puts_nans_behind_all_numbers():
@@ -186,6 +191,8 @@ def test_reductions_of_masks_hold_the_number_in_every_lane(reduce, count, kind):
     np.testing.assert_array_equal(total, np.full(count // reduce, mask.sum()))
     expected = mask.argmax() if mask.any() else count
     np.testing.assert_array_equal(first, np.full(count // reduce, expected))
+    tolerance.note(SC.all_reduce_population_count_p, np.bool_, 0.0)
+    tolerance.note(SC.all_reduce_ffs_p, np.bool_, 0.0)
 
 
 FORMATS = {
@@ -217,3 +224,5 @@ def test_pack_narrows_and_arranges_and_unpack_undoes_it(layout, wide, preferred,
     np.testing.assert_array_equal(packed, FORMATS[layout](narrow_a, narrow_b))
     np.testing.assert_array_equal(first, narrow_a.astype(wide))
     np.testing.assert_array_equal(second, narrow_b.astype(wide))
+    tolerance.note(SC.pack_p, wide, 0.0)
+    tolerance.note(SC.unpack_p, narrow, 0.0)

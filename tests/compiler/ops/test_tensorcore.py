@@ -13,7 +13,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
 from cokernel import _jax
+from tests.compiler import tolerance
 from tests.compiler.harness import MESH, run
+
+TPU = _jax.tpu_primitives
 
 
 @settings(max_examples=30)
@@ -69,6 +72,7 @@ def test_bitcast_scales_a_dimension(shape, source, target, dim):
     assert got.dtype == expected.dtype
     unsigned = f"u{got.dtype.itemsize}"
     np.testing.assert_array_equal(got.view(unsigned), np.ascontiguousarray(expected).view(unsigned))
+    tolerance.note(TPU.bitcast_p, source, 0.0)
 
 
 @pytest.mark.parametrize("shape", [(8,), (8, 16), (40, 50)])
@@ -107,6 +111,8 @@ def test_packed_elements_come_out_again(shape, wide, narrow):
         bits = small.view("u2").astype(word) if narrow == jnp.bfloat16 else x.astype(word)
         expected |= (bits & word.type((1 << width) - 1)) << word.type(number * width)
     np.testing.assert_array_equal(packed, expected)
+    tolerance.note(TPU.pack_elementwise_p, wide, 0.0)
+    tolerance.note(TPU.unpack_elementwise_p, word, 0.0)
 
 
 TARGETS = [jnp.bfloat16, jnp.float16, jnp.float8_e5m2, jnp.float8_e4m3fn]
@@ -129,6 +135,7 @@ def test_stochastic_rounding_gives_one_of_the_two_neighbours(target, seed, expon
     above = values[np.minimum(np.searchsorted(values, x, "left"), values.size - 1)]
     number = got.astype(np.float64)
     assert np.all((number == below) | (number == above))
+    tolerance.note(TPU.stochastic_round_p, np.float32, 1.0)
 
 
 def test_stochastic_rounding_rounds_up_as_often_as_the_rest_is_large():
@@ -194,6 +201,7 @@ def test_conv_is_a_convolution_added_to_an_accumulator(options, accumulates):
     else:
         [got] = run(lambda x, w: pltpu.conv(x, w, dimension_numbers=names, **options), x, w)
     np.testing.assert_array_equal(got, expected)
+    tolerance.note(TPU.conv_p, np.float32, 0.0)
 
 
 def test_a_ref_in_any_space_is_in_hbm():

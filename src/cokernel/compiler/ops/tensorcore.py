@@ -255,6 +255,8 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
 @traced(_jax.pallas_primitives.reciprocal_p)
 def reciprocal(x: jax.Array, *, approx: bool, full_range: bool) -> jax.Array:
     """One divided by x. An approximate one may be less accurate, which here would save nothing."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise NotImplementedError(f"primitive 'reciprocal' takes floats, and not {x.dtype}")
     return jnp.reciprocal(x)
 
 

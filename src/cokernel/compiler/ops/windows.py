@@ -15,6 +15,7 @@ from jax import lax
 
 from cokernel.compiler import views
 from cokernel.compiler.context import Context
+from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.apply import apply, apply_many, convert
 from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
 from cokernel.compiler.ops.reduce import reduce_value
@@ -179,14 +180,18 @@ def select_and_scatter_add(
     padding: Sequence[Pair],
 ) -> jax.Array:
     """Adds each element of the source where the element of its window lies that is selected."""
-    total = jnp.zeros(operand.shape, operand.dtype)
+    dtype = operand.dtype
+    if dtype == floats.POWERS_OF_TWO:
+        # Which has no zero for the elements that nothing is added to.
+        source = source.astype(jnp.float32)
+    total = jnp.zeros(operand.shape, source.dtype)
     if 0 in source.shape or math.prod(window_dimensions) == 0:
-        return total
+        return total.astype(dtype)
     chosen = _Selection(operand, select_prim.bind, window_dimensions, window_strides, padding)
     for number, place in enumerate(chosen.places):
         part = jnp.where(chosen.number == number, source, jnp.zeros((), source.dtype))
         total = total + chosen.spread(part, place)
-    return total
+    return total.astype(dtype)
 
 
 @traced(lax.select_and_gather_add_p)
