@@ -13,6 +13,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
+from cokernel import _jax
+from tests.compiler import tolerance
 
 FOUR = cokernel.CoreMesh(core=4)
 GRID = cokernel.CoreMesh(row=2, column=3)
@@ -430,6 +432,7 @@ def test_fetch_and_add_hands_out_every_number_once(v6e, params):
     scratch = [pltpu.SMEM((3,), jnp.int32), pltpu.SMEM((8,), jnp.int32)]
     out = launch(body, ints(16, 8), mesh=mesh, scratch=scratch, params=params)
     np.testing.assert_array_equal(np.sort(out.ravel()), 100 + 2 * np.arange(128))
+    tolerance.note(_jax.sc_primitives.fetch_and_add_p, np.int32, 0.0)
 
 
 def test_fetch_and_add_on_a_subcore_that_does_not_exist_fails(v6e, params):
