@@ -13,20 +13,16 @@ from jax import lax
 
 from cokernel import _jax
 from tests.compiler.harness import expect_same, run
-from tests.compiler.ops.forms import (
-    FLOAT8,
-    FLOATS,
-    INTEGERS,
-    SIGNED,
-    UNSIGNED,
-    expect_same_bits,
-    name_of,
-)
+from tests.compiler.ops.forms import UNSIGNED, expect_same_bits, name_of
 
+# One of each width and kind: test_every_dtype.py has all others, in one form.
+SIGNED = (jnp.int8, jnp.int32)
+INTEGERS = (*SIGNED, jnp.uint16, jnp.uint64)
+FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 NUMBERS = INTEGERS + FLOATS
 BITS = (jnp.bool_, *INTEGERS)
 ANY = (jnp.bool_, *NUMBERS)
-EIGHT_BIT = FLOAT8[:3]
+EIGHT_BIT = (jnp.float8_e4m3fn,)
 
 
 @pytest.fixture(autouse=True, scope="module")
