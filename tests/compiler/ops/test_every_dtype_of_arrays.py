@@ -219,7 +219,7 @@ FOLDS = (
     Case(lax.dot_general_p, products),
     Case(lax.conv_general_dilated_p, convolution),
     Case(_jax.ragged_dot_general_p, ragged),
-    Case(lax.select_and_scatter_add_p, pooled_backward, NUMBERS),
+    Case(lax.select_and_scatter_add_p, pooled_backward),
 )
 
 

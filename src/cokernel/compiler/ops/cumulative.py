@@ -56,6 +56,10 @@ def _direction(eqn: Any) -> dict[str, Any]:
 @rule(lax.cumlogsumexp_p)
 def cumlogsumexp(context: Context, eqn: Any, operand: Value) -> Value:
     """The logarithm of the running sum of exponentials."""
+    if not dtypes.is_float(operand.dtype):
+        raise NotImplementedError(
+            f"{context.describe()}: primitive 'cumlogsumexp' takes floats, and not {operand.dtype}"
+        )
     wide = convert(context, operand, working_dtype(operand.dtype))
     dtype = wide.dtype
 
