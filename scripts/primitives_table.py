@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.compiler import tolerance  # noqa: E402
-from tests.compiler.ops.every_dtype import ANY, FLOAT8, INTS  # noqa: E402
+from tests.compiler.ops.every_dtype import ANY, FLOAT8, FLOATING, INTS, NARROW_FLOATS  # noqa: E402
 from tests.compiler.ops.forms import name_of  # noqa: E402
 
 RECORD = ROOT / "tests" / "compiler" / "primitives.json"
@@ -82,8 +82,8 @@ for each dtype of its operands. It is written down by the tests' own assertions,
 
 - *exact*: the same bits (and NaN for NaN). Sums and products of floats are compared where every
   order of them gives the same; otherwise they may be added in another order than XLA does.
-- *N ulps*: that many units in the last place, for functions of floats against the exact value, to
-  which they are nearer than XLA is.
+- *N ulp*: that many units in the last place, for functions of floats. Those of `ops/math.py` are
+  compared with the exact value, to which they are nearer than XLA is, all others with XLA's.
 - *rounded*: the bits of the float32 result, rounded once to the narrower dtype. XLA rounds every
   step to it.
 - *refused*: `NotImplementedError` names the primitive.
@@ -151,6 +151,8 @@ def render(record: dict[str, dict[str, list[str]]]) -> str:
 # Names for dtypes that usually come together.
 GROUPS = {
     "all": frozenset(map(name_of, ANY)),
+    "floats": frozenset(map(name_of, FLOATING)),
+    "narrow floats": frozenset(map(name_of, NARROW_FLOATS)),
     "integers": frozenset(map(name_of, INTS)),
     "float8": frozenset(map(name_of, FLOAT8)),
 }
@@ -163,7 +165,7 @@ def abbreviated(dtypes: Collection[str]) -> str:
         if group <= left:
             named.append(name)
             left -= group
-    return " ".join(sorted([*named, *left]))
+    return ", ".join([*named, *sorted(left)])
 
 
 def described(tolerances: dict[str, float | str]) -> str:
@@ -173,7 +175,7 @@ def described(tolerances: dict[str, float | str]) -> str:
         alike[value].add(dtype)
     parts = []
     for value in sorted(alike, key=str):
-        degree = value if isinstance(value, str) else f"{value:g} ulps" if value else "exact"
+        degree = value if isinstance(value, str) else f"{value:g} ulp" if value else "exact"
         is_only = len(alike) == 1 and value == 0
         parts.append(degree if is_only else f"{degree}: {abbreviated(alike[value])}")
     return "; ".join(parts)
