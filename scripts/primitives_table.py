@@ -65,7 +65,8 @@ WITHOUT_TOLERANCE = {
     "pl.program_id", "pl.semaphore_read", "pl.semaphore_signal", "pl.semaphore_wait",
     "plsc.barrier", "plsc.parallel_loop", "pltpu.get_barrier_semaphore",
     "pltpu.has_memory_space", "pltpu.prng_random_bits", "pltpu.prng_seed", "pltpu.touch",
-    "pltpu.trace_value", "jax.random.iota_2x32_shape",
+    "pltpu.trace_value", "jax.random.iota_2x32_shape", "jax.name", "jax.reshard",
+    "jax.xla_metadata_value", "lax.device_put", "lax.sharding_constraint",
 }  # fmt: skip
 UNSUPPORTED = {"pl.get_global": "reads GPU tables"}
 
