@@ -143,8 +143,9 @@ def render(record: dict[str, dict[str, list[str]]]) -> str:
             how = "through XLA"
         tests = ", ".join(f"`{test.removeprefix('tests/')}`" for test in shown(seen["tests"], how))
         tests = tests or SELDOM_TRACED.get(name, "")
-        tolerances = described(seen.get("tolerances", {}))
-        rows.append((name, how, abbreviated(seen["dtypes"]), tolerances, tests))
+        tolerances = seen.get("tolerances", {})
+        dtypes = [each for each in seen["dtypes"] if tolerances.get(each) != tolerance.REFUSED]
+        rows.append((name, how, abbreviated(dtypes), described(tolerances), tests))
     lines = [f"| `{name}` | {' | '.join(cells)} |" for name, *cells in sorted(rows)]
     return INTRODUCTION + "\n".join(lines) + "\n"
 
@@ -183,10 +184,13 @@ def described(tolerances: dict[str, float | str]) -> str:
 
 
 def shown(tests: list[str], how: str) -> list[str]:
-    """The tests worth naming: the one that mirrors the rule's module, else the first few."""
+    """The tests worth naming: the one that mirrors the rule's module, else the first few, and the
+    one of every dtype."""
     module = how.rpartition("/")[2].strip("`").removesuffix(".py")
-    own = [test for test in tests if pathlib.Path(test).stem == f"test_{module}"]
-    return own or tests[:3]
+    sweeps = [test for test in tests if pathlib.Path(test).stem.startswith("test_every_dtype")]
+    others = [test for test in tests if test not in sweeps]
+    own = [test for test in others if pathlib.Path(test).stem == f"test_{module}"]
+    return [*(own or others[:3]), *sweeps]
 
 
 def nearest(tests: set[str]) -> list[str]:

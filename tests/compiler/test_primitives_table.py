@@ -6,6 +6,10 @@ import pathlib
 
 import pytest
 
+from tests.compiler.ops import test_every_dtype, test_math
+from tests.compiler.ops import test_every_dtype_of_arrays as of_arrays
+from tests.compiler.ops.forms import name_of
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -30,6 +34,24 @@ def test_the_page_is_up_to_date(table, record):
 
 def test_every_rule_is_compiled_by_a_test(table, record):
     assert table.untested(record) == []
+
+
+def test_every_rule_has_a_tolerance_that_a_test_states(table, record):
+    assert table.unstated(record) == []
+
+
+def test_the_tolerances_are_those_that_the_tests_assert_now(table, record):
+    """Those of the sweeps over every dtype: what they assert can be told without running them."""
+    names = table.names()
+    asserted = {}
+    for case in (*test_every_dtype.CASES, *of_arrays.MOVES, *of_arrays.FOLDS):
+        for dtype in case.dtypes:
+            key = names[case.primitive], name_of(dtype)
+            asserted[key] = max(asserted.get(key, 0.0), case.tolerance(dtype))
+    for name, (_, _, ulps) in (test_math.ACCURACY | test_math.BINARY_ACCURACY).items():
+        asserted[f"lax.{name}", "float32"] = ulps
+    recorded = {key: record.get(key[0], {}).get("tolerances", {}).get(key[1]) for key in asserted}
+    assert recorded == asserted, "run scripts/primitives_table.py --record with those tests"
 
 
 def test_the_recorded_tests_exist(record):
