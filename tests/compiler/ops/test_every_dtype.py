@@ -52,6 +52,10 @@ def without_denormals(x):
     return jnp.where(lax.abs(x) < jnp.finfo(x.dtype).tiny, jnp.zeros_like(x), x)
 
 
+def few_bits(dtype):
+    return jnp.uint2 if dtype in (jnp.int2, jnp.uint2) else jnp.uint4
+
+
 def gathered(x):
     """Rows, and single elements whose places are pairs; some lie outside."""
     rows = lax.GatherDimensionNumbers((1,), (0,), (0,))
@@ -129,6 +133,11 @@ CASES = (
         lax.bitcast_convert_type_p,
         lambda x: lax.bitcast_convert_type(x.a, f"uint{8 * x.a.dtype.itemsize}"),
         without(NUMBERS, *NARROW_INTEGERS, jnp.float4_e2m1fn),
+    ),
+    Case(
+        lax.bitcast_convert_type_p,
+        lambda x: lax.bitcast_convert_type(x.a, few_bits(x.a.dtype)),
+        (*NARROW_INTEGERS, jnp.float4_e2m1fn),
     ),
     Case(PL.reciprocal_p, lambda x: pl.reciprocal(x.a), FLOATING, reference=lambda x: 1 / x.a),
     unary(lax.copy_p, ANY),

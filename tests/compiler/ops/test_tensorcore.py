@@ -15,6 +15,8 @@ import cokernel
 from cokernel import _jax
 from tests.compiler import tolerance
 from tests.compiler.harness import MESH, run
+from tests.compiler.ops.every_dtype import NUMBERS, bits_of, operands_of, without
+from tests.compiler.ops.forms import FLOAT8, NARROW_INTEGERS, name_of
 
 TPU = _jax.tpu_primitives
 
@@ -61,6 +63,12 @@ CASTS = [
 ]
 
 
+# JAX has no bitcast of a bool, and those of a few bits are packed.
+WHOLE_BYTES = without(
+    NUMBERS, *NARROW_INTEGERS, jnp.float4_e2m1fn, jnp.int64, jnp.uint64, jnp.float64
+)
+
+
 @pytest.mark.parametrize("dim", [-2, -1])
 @pytest.mark.parametrize(("shape", "source", "target"), CASTS)
 def test_bitcast_scales_a_dimension(shape, source, target, dim):
@@ -73,6 +81,31 @@ def test_bitcast_scales_a_dimension(shape, source, target, dim):
     unsigned = f"u{got.dtype.itemsize}"
     np.testing.assert_array_equal(got.view(unsigned), np.ascontiguousarray(expected).view(unsigned))
     tolerance.note(TPU.bitcast_p, source, 0.0)
+
+
+@pytest.mark.parametrize("dtype", WHOLE_BYTES, ids=name_of)
+def test_bitcast_of_every_dtype_to_words_of_every_width(dtype):
+    x = operands_of(dtype, 0).a.reshape(-1)[:256].reshape(16, 16)
+    words = [np.uint8, np.uint16, np.uint32]
+    got = run(lambda x: [pltpu.bitcast(x, word, -2) for word in words], x)
+    columns = np.ascontiguousarray(np.asarray(x).T)
+    for ours, word in zip(got, words, strict=True):
+        np.testing.assert_array_equal(ours, columns.view(word).T)
+    tolerance.note(TPU.bitcast_p, dtype, 0.0)
+
+
+@pytest.mark.parametrize("dtype", [*NARROW_INTEGERS, jnp.float4_e2m1fn], ids=name_of)
+def test_bitcast_of_a_few_bits_splits_bytes_and_joins_them(dtype):
+    width = 2 if dtype in (jnp.int2, jnp.uint2) else 4
+    x = np.random.default_rng(0).integers(0, 256, (16, 16)).astype(np.uint8)
+    [parts] = run(lambda x: pltpu.bitcast(x, dtype, -2), x)
+    mask = (1 << width) - 1
+    expected = np.stack([(x >> (width * k)) & mask for k in range(8 // width)], 1)
+    np.testing.assert_array_equal(bits_of(parts) & mask, expected.reshape(-1, 16))
+    for word in (np.uint8, np.uint32):
+        [joined] = run(lambda x, word=word: pltpu.bitcast(x, word, -2), parts)
+        np.testing.assert_array_equal(joined, np.ascontiguousarray(x.T).view(word).T)
+    tolerance.note(TPU.bitcast_p, dtype, 0.0)
 
 
 @pytest.mark.parametrize("shape", [(8,), (8, 16), (40, 50)])
@@ -115,7 +148,7 @@ def test_packed_elements_come_out_again(shape, wide, narrow):
     tolerance.note(TPU.unpack_elementwise_p, word, 0.0)
 
 
-TARGETS = [jnp.bfloat16, jnp.float16, jnp.float8_e5m2, jnp.float8_e4m3fn]
+TARGETS = [jnp.bfloat16, jnp.float16, *FLOAT8]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -123,7 +156,8 @@ TARGETS = [jnp.bfloat16, jnp.float16, jnp.float8_e5m2, jnp.float8_e4m3fn]
 @given(seed=st.integers(0, 1000), exponent=st.integers(-20, 7))
 def test_stochastic_rounding_gives_one_of_the_two_neighbours(target, seed, exponent):
     random = np.random.default_rng(seed)
-    x = (random.normal(size=300) * 2.0**exponent).astype(np.float32)
+    largest = float(jnp.finfo(target).max)
+    x = np.clip(random.normal(size=300) * 2.0**exponent, -largest, largest).astype(np.float32)
     bits = random.integers(0, 1 << 32, 300, dtype=np.uint32)
     [got] = run(lambda x, b: pltpu.stochastic_round(x, b, target_dtype=target), x, bits)
     assert got.dtype == target

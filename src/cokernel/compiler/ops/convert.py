@@ -195,7 +195,10 @@ def bitcast_convert_type(context: Context, eqn: Any, operand: Value) -> Value:
     if before == after:
         return apply_elementwise(context, _same_width, eqn.params, aval, [operand])
     if min(before, after) < 8:
-        raise NotImplementedError(f"the CPU compiler cannot cast bits from {source} to {target}")
+        raise NotImplementedError(
+            f"{context.describe()}: primitive 'bitcast_convert_type' from {source} to {target}: "
+            "only between dtypes of equally many bits, or of whole bytes"
+        )
     return reinterpret(context, operand, aval.shape, target)
 
 
@@ -213,6 +216,8 @@ def from_bits(builder: ElementBuilder, dtype: Any, bits: ir.Value) -> ir.Value:
     """The register of a dtype whose bits an integer holds."""
     if register_type(dtype) in (half, f32, f64):
         return builder.builder.bitcast(bits, builder.type(register_type(dtype)))
+    if kind(dtype) is Kind.BITS_FLOAT and bit_width(dtype) < 8:
+        return builder.builder.and_(bits, builder.constant(i8, (1 << bit_width(dtype)) - 1))
     return wrap(builder, dtype, bits)
 
 

@@ -109,17 +109,11 @@ def _settled(context: Context, buffer: Buffer) -> Value:
 # Bits under another dtype.
 
 
-def _width(dtype: Any) -> int:
-    dtype = np.dtype(dtype)
-    is_integer = dtypes.kind(dtype) in (dtypes.Kind.SIGNED, dtypes.Kind.UNSIGNED)
-    return bit_width(dtype) if is_integer else 8 * dtype.itemsize
-
-
 @rule(TPU.bitcast_p)
 def _bitcast(context: Context, eqn: Any, operand: Value) -> Value:
     aval = eqn.outvars[0].aval
     shape, dtype, dimension = tuple(aval.shape), np.dtype(aval.dtype), eqn.params["dim"]
-    before, after = _width(operand.dtype), _width(dtype)
+    before, after = bit_width(operand.dtype), bit_width(dtype)
     if before == after:
         return apply(context, lax.bitcast_convert_type_p, shape, dtype, operand, new_dtype=dtype)
     if 0 in shape:
@@ -145,7 +139,7 @@ def _narrower(
     source: Buffer, shape: Sequence[int], dtype: np.dtype, dimension: int, count: int
 ) -> Expression:
     """Each element of the source as `count` neighbours along a dimension, lowest bits first."""
-    width = _width(dtype)
+    width = bit_width(dtype)
 
     def emit(
         builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
@@ -166,7 +160,7 @@ def _wider(
     source: Buffer, shape: Sequence[int], dtype: np.dtype, dimension: int, count: int
 ) -> Expression:
     """Each `count` neighbours of the source along a dimension as one element, lowest bits first."""
-    width = _width(source.dtype)
+    width = bit_width(source.dtype)
     total = 8 * dtype.itemsize
 
     def emit(
@@ -192,7 +186,7 @@ def _wider(
 def pack_elementwise(*arrays: jax.Array, packed_dtype: Any) -> jax.Array:
     """The arrays narrowed, side by side in one unsigned word each, the first in the lowest bits."""
     word = jnp.dtype(f"uint{8 * arrays[0].dtype.itemsize}")
-    width = _width(packed_dtype)
+    width = bit_width(packed_dtype)
     mask = word.type((1 << width) - 1)
     packed = jnp.zeros(arrays[0].shape, word)
     for number, array in enumerate(arrays):
@@ -209,7 +203,7 @@ def unpack_elementwise(
     x: jax.Array, *, index: int, packed_dtype: Any, unpacked_dtype: Any
 ) -> jax.Array:
     """One of the narrow numbers in each word of `x`, widened."""
-    total, width = 8 * x.dtype.itemsize, _width(packed_dtype)
+    total, width = 8 * x.dtype.itemsize, bit_width(packed_dtype)
     unsigned, signed = jnp.dtype(f"uint{total}"), jnp.dtype(f"int{total}")
     top = lax.bitcast_convert_type(x, unsigned) << unsigned.type(total - width * (index + 1))
     if jnp.issubdtype(packed_dtype, jnp.floating):
