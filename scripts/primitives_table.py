@@ -12,6 +12,7 @@ dtypes, and how far from the right results the tests let it be for each.
 
 import collections
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Collection
@@ -23,7 +24,7 @@ import pytest
 from jax import lax
 
 from cokernel import _jax
-from cokernel.compiler import calls, keys, pipelines, program
+from cokernel.compiler import cache, calls, keys, pipelines, program
 from cokernel.compiler.ops import load_rules
 from cokernel.compiler.ops.registry import RULES
 
@@ -268,6 +269,9 @@ class Recorder:
             self.tests[name].update(entry["tests"])
             self.dtypes[name].update(entry["dtypes"])
             self.tolerances[name] = {**entry.get("tolerances", {}), **self.tolerances[name]}
+        for name, tolerances in self.tolerances.items():
+            taken = {dtype for dtype, value in tolerances.items() if value != tolerance.REFUSED}
+            self.dtypes[name].update(taken)
         record = {
             name: {
                 "tests": nearest(tests),
@@ -286,6 +290,8 @@ def main(arguments: list[str]) -> int:
         paths = [argument for argument in arguments if argument != "--record"]
         chosen = paths or TESTS
         options = ["-q", "-p", "no:cacheprovider"]
+        # What the cache has is not compiled, and would not be noted.
+        os.environ[cache.CACHE_VARIABLE] = ""
         with tolerance.listening(recorder.note_tolerance):
             outcome = pytest.main([*options, *chosen], plugins=[recorder])
         if outcome != pytest.ExitCode.OK:
