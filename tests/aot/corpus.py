@@ -9,12 +9,14 @@ from typing import Any
 from unittest import mock
 
 import jax
+import numpy as np
 import pytest
 
 import cokernel.pallas
 from cokernel import _jax, lowering, primitive
 
 ROOT = pathlib.Path(__file__).parents[2]
+TPUS = ("v5p", "v6e", "tpu7x")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,12 +28,14 @@ class Case:
       name: the kernel's name.
       avals: the types of its inputs.
       params: the parameters of the primitive.
+      chip: the chip whose sizes its programs have been written out for; None if they fit any.
     """
 
     source: str
     name: str
     avals: tuple[Any, ...]
     params: dict[str, Any]
+    chip: str | None = None
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -74,13 +78,15 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.source = ""
+        self.chip: str | None = None
         self.cases: dict[Any, Case] = {}
 
     def lower(self, platforms: Any, ctx: Any, *operands: Any, **params: Any) -> Any:
         results = _original_lower(platforms, ctx, *operands, **params)
-        case = Case(self.source, params["name"] or "kernel", tuple(ctx.avals_in), dict(params))
+        name = params["name"] or "kernel"
+        case = Case(self.source, name, tuple(ctx.avals_in), dict(params), self.chip)
         text = "\n".join(map(str, params["jaxprs"])) + str(params["meshes"])
-        self.cases.setdefault((case.source, case.name, str(case.args), text), case)
+        self.cases.setdefault((case.source, case.name, str(case.args), text, case.chip), case)
         return results
 
     # A plugin of pytest, too.
@@ -146,7 +152,19 @@ def _collect(tests: Sequence[pathlib.Path], examples: Sequence[pathlib.Path]) ->
         for path in examples:
             recorder.source = str(path.relative_to(ROOT))
             jax.clear_caches()
-            runpy.run_path(str(path), run_name="__main__")
-            # Some examples are about it.
-            cokernel.pallas.disable()
+            if path.parent.name == "stock":
+                _run_on_each_chip(recorder, path)
+            else:
+                runpy.run_path(str(path), run_name="__main__")
     return list(recorder.cases.values())
+
+
+def _run_on_each_chip(recorder: _Recorder, path: pathlib.Path) -> None:
+    """Runs a stock example as it is for each TPU: it asks how many cores and lanes that has."""
+    example = runpy.run_path(str(path))
+    for chip in TPUS:
+        recorder.chip = chip
+        with cokernel.target(chip), cokernel.pallas.enabled():
+            arguments = example["inputs"](np.random.default_rng(0), 1)
+            jax.block_until_ready(example["run"](*arguments))
+    recorder.chip = None

@@ -9,7 +9,7 @@ from cokernel import aot
 from tests.aot import corpus
 from tests.aot.corpus import Case
 
-TPUS = ("v5p", "v6e", "tpu7x")
+TPUS = corpus.TPUS
 GPUS = ("h100", "b200")
 PAGE = corpus.ROOT / "docs" / "platforms.md"
 BEGIN = "<!-- Written by scripts/platforms.py for {} -->\n"
@@ -35,7 +35,9 @@ def _reports(
 ) -> dict[Case, dict[str, aot.Report]]:
     return {
         case: {
-            chip: aot.compile_with(compiler_for(chip), case.function, *case.args) for chip in chips
+            chip: aot.compile_with(compiler_for(chip), case.function, *case.args)
+            for chip in chips
+            if case.chip in (None, chip)
         }
         for case in cases
     }
@@ -43,13 +45,14 @@ def _reports(
 
 def text(found: dict[Case, dict[str, aot.Report]]) -> str:
     """Returns the table, and below it the reasons."""
-    chips = list(next(iter(found.values())))
+    chips = list(dict.fromkeys(chip for by_chip in found.values() for chip in by_chip))
     groups: dict[tuple[str, str], list[dict[str, aot.Report]]] = collections.defaultdict(list)
     for case, by_chip in found.items():
         groups[case.source, case.name].append(by_chip)
     reasons: dict[str, int] = {}
 
     def cell(variants: Sequence[dict[str, aot.Report]], chip: str) -> str:
+        variants = [by_chip for by_chip in variants if chip in by_chip]
         refused = [by_chip[chip] for by_chip in variants if not by_chip[chip].accepted]
         if not refused:
             return "compiles"

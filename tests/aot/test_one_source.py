@@ -34,6 +34,14 @@ def test_kernels_of_several_programs_on_sparse_cores_compile_for_every_tpu(repor
             assert report.accepted, f"{case.source}: {report}"
 
 
+def test_every_stock_example_compiles_for_every_tpu(reports):
+    stock = [case for case in reports if case.source.startswith("examples/stock/")]
+    assert {case.chip for case in stock} == set(table.TPUS)
+    for case in stock:
+        assert reports[case].keys() == {case.chip}
+        assert reports[case][case.chip].accepted, f"{case.source}: {reports[case][case.chip]}"
+
+
 def test_a_mixed_kernel_is_refused_only_for_a_semaphore_that_a_tensor_core_cannot_reach(
     reports,
 ):
