@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from llvmlite import ir
 
-from cokernel.compiler.dtypes import Kind, bit_width, i1, i8, kind, register_type
+from cokernel.compiler.dtypes import Kind, bit_width, i1, i8, i16, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.arithmetic import FloatArithmetic
@@ -76,10 +76,15 @@ def total_order_key(builder: ElementBuilder, dtype: Any, register: ir.Value) -> 
     """A signed integer that orders floats as IEEE 754's totalOrder does: -NaN, -inf, ..., -0, +0,
     ..., inf, NaN."""
     a = FloatArithmetic(builder, floats.compute_type(dtype))
-    wide = floats.widen(builder, dtype, register)
-    if floats.has_negative_nan(dtype):
-        wide = a.select(a.is_nan(wide), a.negate(wide), wide)
-    bits = a.bits(wide)
+    if np.dtype(dtype) == np.float16:
+        # Its own bits: processors make a signalling NaN quiet when they convert it.
+        own = builder.builder.bitcast(register, builder.type(i16))
+        bits = a.shift_left(builder.builder.zext(own, a.integer_type), 16)
+    else:
+        wide = floats.widen(builder, dtype, register)
+        if floats.has_negative_nan(dtype):
+            wide = a.select(a.is_nan(wide), a.negate(wide), wide)
+        bits = a.bits(wide)
     width = a.integer.width
     flip = a.shift_right(a.shift_right_signed(bits, width - 1), 1)
     return builder.builder.xor(bits, flip)
