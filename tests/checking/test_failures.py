@@ -1,6 +1,7 @@
 """Reports of failed launches name everything one needs to find the mistake, and stay short."""
 
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -279,6 +280,25 @@ def test_an_index_out_of_bounds_is_told_with_ref_shape_range_core_and_line(start
     assert "(64, 8)" in text
     assert f"at {HERE}:1 in left.body" in text
     assert "Reports of failed launches" in text
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (lambda x_ref, i: x_ref[1, 2, i], "dimension 2, but valid are 0 to 7"),
+        (lambda x_ref, i: x_ref[1, i, 0], "dimension 1, but valid are 0 to 3"),
+        (lambda x_ref, i: x_ref.at[1].at[i[0]][0:4], "indexed here: (4, 8)"),
+        (lambda x_ref, i: x_ref.reshape(8, 8)[i[0], 0:4], "indexed here: (8, 8)"),
+    ],
+)
+def test_a_bad_index_names_its_dimension_and_the_shape_that_it_goes_into(read, words):
+    def body(x_ref, index_ref, out_ref):
+        out_ref[...] = read(x_ref, index_ref[...])
+
+    out_type = jax.ShapeDtypeStruct((4,), jnp.float32)
+    kernel = cokernel.kernel(body, out_type, mesh=cokernel.CoreMesh(core=1))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(words)):
+        jax.block_until_ready(kernel(jnp.ones((2, 4, 8)), jnp.array([9, 1, 0, 0])))
 
 
 def test_an_index_into_nothing_is_out_of_bounds_too():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -171,6 +172,24 @@ def test_equal_findings_are_counted_and_what_ended_the_launch_comes_first():
     assert "asks for index 9 of dimension 0" in made.findings[0].sentence
     assert "OutOfBounds, Race, LeftoverSemaphore" in made.headline()
     json.dumps(made.to_dict())
+
+
+def test_a_warning_that_is_made_an_error_fails_the_launch_with_its_text():
+    arguments = {"sites": SITES, "memory": MEMORY}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = report.finish_launch(
+            record(), options=Checked(), not_checked=["a callback's effects"], **arguments
+        )
+    assert "a callback's effects" in text
+    assert "failed as well" not in text
+
+
+def test_cores_that_run_again_are_not_other_cores():
+    one = report.Report(kernel="k", counts={"cores": 3, "waits": 2})
+    other = report.Report(kernel="another", counts={"cores": 5, "waits": 1})
+    assert report.combined([one, one]).counts == {"cores": 3, "waits": 4}
+    assert report.combined([one, other]).counts == {"cores": 8, "waits": 3}
 
 
 def test_a_finding_fails_the_launch_unless_it_shall_only_warn():

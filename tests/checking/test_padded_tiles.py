@@ -216,6 +216,26 @@ def test_what_comes_from_the_padding_is_undefined_and_the_rest_is_not():
     assert finding.parties[0].action == "reads"
 
 
+def test_the_padding_of_an_operand_is_undefined_too():
+    def body(x_ref, start_ref, out_ref):
+        out_ref[...] = x_ref[pl.ds(start_ref[0], 4)]
+
+    with cokernel.target(CHIP):
+        kernel = tensor_core(
+            cokernel.kernel,
+            body,
+            jax.ShapeDtypeStruct((4, 128), jnp.float32),
+            scratch=[],
+            interpret=PADDED,
+        )
+        x = jnp.arange(ROWS * 128, dtype=jnp.float32).reshape(ROWS, 128)
+        np.testing.assert_array_equal(kernel(x, np.array([6], np.int32))[0], x[6:])
+        with pytest.raises(FAILURES, match="UninitialisedRead"):
+            kernel(x, np.array([7], np.int32))
+    [finding] = cokernel.last_report().findings
+    assert finding.name == "x_ref"
+
+
 def test_a_copy_from_the_padding_is_an_uninitialised_read_where_it_matters():
     def body(x_ref, start_ref, out_ref, window, start):
         pltpu.sync_copy(start_ref, start)

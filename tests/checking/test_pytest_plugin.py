@@ -71,3 +71,9 @@ def test_without_the_option_kernels_run_natively(tmp_path):
 def test_an_option_that_is_not_understood_is_a_usage_error(tmp_path):
     text = run(tmp_path, "--cokernel-check-options=rices=off")
     assert "'rices=off' is no option" in text
+
+
+def test_a_path_that_the_option_takes_is_told_so(tmp_path):
+    text = run(tmp_path, "--cokernel-check", "test_kernels.py")
+    assert "takes a number of schedules, got 'test_kernels.py'" in text
+    assert "--cokernel-check=1" in text

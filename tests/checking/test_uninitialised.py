@@ -12,6 +12,8 @@ from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
 
+PARTS_OF_A_COPY = ("source", "target", "semaphore")
+
 
 def finding_of(body, scratch, *inputs, out=(8,)):
     kernel = cokernel.kernel(
@@ -188,3 +190,25 @@ def test_undefined_indices_are_told_beside_the_bad_index_that_they_are(scatters)
     assert report.of_kind("OutOfBounds")
     [finding] = report.of_kind("UninitialisedRead")
     assert (finding.name, finding.indices) == ("indices", "[0:16]")
+
+
+@pytest.mark.parametrize("part", PARTS_OF_A_COPY)
+def test_an_undefined_index_of_a_copy_is_told_where_the_copy_starts(part):
+    def body(x_ref, o_ref, mine, sems):
+        o_ref[...] = x_ref[...]
+        number = mine[0] & 0
+        source, target, sem = (number if name == part else 0 for name in PARTS_OF_A_COPY)
+        pltpu.make_async_copy(x_ref.at[source], o_ref.at[target], sems.at[sem]).start()
+        pltpu.make_async_copy(x_ref.at[0], o_ref.at[0], sems.at[0]).wait()
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((2, 8), jnp.float32),
+        mesh=cokernel.CoreMesh(core=1),
+        scratch_types=[cokernel.private((4,), jnp.int32), pltpu.SemaphoreType.DMA((1,))],
+        interpret=cokernel.Checked(),
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="is used as an index"):
+        jax.block_until_ready(kernel(jnp.ones((2, 8))))
+    [finding] = cokernel.last_report().findings
+    assert (finding.kind, finding.name) == ("UninitialisedRead", "mine")

@@ -117,6 +117,8 @@ def _out_of_bounds(failure: Mapping[str, Any], places: Places) -> str:
     ]
     if site is not None and site.get("shape"):
         lines.append(f"  {name!r} has the shape {site['shape']}")
+        if site.get("part"):
+            lines.append(f"  the part of it, or the view, that is indexed here: {site['part']}")
     return "\n".join([*lines, *where_and_code(site, "  ")])
 
 

@@ -196,6 +196,7 @@ ACTIONS = {
     "allocate": "allocates",
     "poll": "polls",
     "use": "uses it",
+    "release": "ends the scope",
 }
 
 

@@ -1,5 +1,6 @@
 """A pytest plugin: `pytest --cokernel-check` runs every kernel of the tests in checked mode."""
 
+import argparse
 import contextlib
 from typing import Any
 
@@ -13,7 +14,7 @@ def pytest_addoption(parser: Any) -> None:
         "--cokernel-check",
         metavar="N",
         nargs="?",
-        type=int,
+        type=_number,
         const=1,
         default=0,
         help="run every kernel, of Cokernel or stock Pallas, in checked mode under N schedules (1)",
@@ -24,6 +25,16 @@ def pytest_addoption(parser: Any) -> None:
         default="",
         help="what is looked for, as fields of cokernel.Checked: 'seed=3,races=off'",
     )
+
+
+def _number(text: str) -> int:
+    """How many schedules; where a path follows the option, the parser takes the path for it."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"takes a number of schedules, got {text!r}; write --cokernel-check=1 before a path"
+        ) from None
 
 
 def pytest_configure(config: Any) -> None:

@@ -263,9 +263,14 @@ def combined(reports: Sequence[Report]) -> Report:
     if not reports:
         raise ValueError("there is no report to combine")
     counts: dict[str, int] = {}
+    cores: dict[str, int] = {}
     for report in reports:
         for name, count in report.counts.items():
             counts[name] = counts.get(name, 0) + count
+        # The cores of a kernel are the same in all its launches.
+        cores[report.kernel] = max(cores.get(report.kernel, 0), report.counts.get("cores", 0))
+    if "cores" in counts:
+        counts["cores"] = sum(cores.values())
     return Report(
         kernel=", ".join(dict.fromkeys(report.kernel for report in reports)),
         findings=merged([finding for report in reports for finding in report.findings]),
@@ -354,7 +359,11 @@ def finish_launch(
     has_ended = record.get("failure") is not None or not record.get("is_complete", True)
     if not has_ended and (options.on_finding == "warn" or not (report.findings or report.dropped)):
         if not is_heard and (report.findings or report.not_checked or report.notes):
-            warnings.warn(str(report), CheckWarning, stacklevel=2)
+            try:
+                warnings.warn(str(report), CheckWarning, stacklevel=2)
+            except CheckWarning:
+                # Python's filters make errors of warnings; the launch raises it.
+                return str(report)
         return ""
     return str(report)
 

@@ -54,9 +54,7 @@ def check_slice(
         good = builder.and_(builder.and_(fits, known), inside)
 
     def record() -> None:
-        site = context.site(
-            operation, view.ref.name, shape=str(tuple(view.ref.shape)), rank=len(view.extents)
-        )
+        site = _site(context, view, operation)
         span = function.add(function.multiply(function.subtract(size, 1), step), 1)
         arguments = [function.index(start), function.index(span), function.index(extent)]
         function.call_external(
@@ -68,15 +66,29 @@ def check_slice(
     function.check(good, record)
 
 
+def _site(context: Context, view: View, operation: str) -> ir.Constant:
+    """The site of a check; it tells the shape of the Ref, and of the part of it that is indexed."""
+    shape = tuple(view.ref.shape)
+    is_static = all(isinstance(extent, int) for extent in view.extents)
+    part = {} if not is_static or view.extents == shape else {"part": str(tuple(view.extents))}
+    return context.site(operation, view.ref.name, shape=str(shape), rank=len(view.extents), **part)
+
+
 def check_array(
-    context: Context, view: View, array: Value, extent: Index, ignored: int | None, operation: str
+    context: Context,
+    view: View,
+    dimension: int,
+    array: Value,
+    extent: Index,
+    ignored: int | None,
+    operation: str,
 ) -> None:
-    """Makes the program fail if an element of an index array lies outside the extent."""
+    """Makes the program fail if an element of an index array lies outside the extent of the
+    dimension.
+    """
     if not context.kernel.bounds_checks or array.size == 0:
         return
-    site = context.site(
-        operation, view.ref.name, shape=str(tuple(view.ref.shape)), rank=len(view.extents)
-    )
+    site = _site(context, view, operation)
 
     def check_one(function: FunctionBuilder, register: ir.Value) -> None:
         wide = widen_index(function, register, array.dtype)
@@ -89,7 +101,9 @@ def check_array(
         def record() -> None:
             arguments = [wide, function.index(1), function.index(extent)]
             function.call_external(
-                "cokernel_fail_index", void, [function.core, site, ir.Constant(i32, 0), *arguments]
+                "cokernel_fail_index",
+                void,
+                [function.core, site, ir.Constant(i32, dimension), *arguments],
             )
 
         function.check(good, record)

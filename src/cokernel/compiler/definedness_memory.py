@@ -245,7 +245,7 @@ def _report_lanes(scope: Scope, eqn: Any, picks: Sequence[Any], mask: Any) -> No
 @rule(TPU.dma_start_p)
 def _dma_start(scope: Scope, eqn: Any) -> list[Mask]:
     # The runtime follows what a copy moves.
-    _report_indices(scope, eqn, eqn.params["tree"].unflatten(eqn.invars))
+    _report_indices(scope, eqn, eqn.invars)
     scope.eqns.append(eqn)
     return []
 

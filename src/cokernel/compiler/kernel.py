@@ -75,7 +75,9 @@ class Kernel:
             for jaxpr, mesh in zip(jaxprs, meshes, strict=True)
         )
         if checked is not None and checked.uninitialised:
-            self.jaxprs = follow_undefined_values(self.jaxprs, operand_count)
+            # In the padding of its tiles even an operand is undefined.
+            always_defined = 0 if checked.padded_tiles else operand_count
+            self.jaxprs = follow_undefined_values(self.jaxprs, always_defined)
         self.meshes = tuple(meshes)
         self.external_meshes = tuple(external_meshes)
         self.bounds_checks = bounds_checks

@@ -55,8 +55,8 @@ def scattered(context: Context, view: View, operation: str) -> View:
         if isinstance(item, View):
             probe(context, item, Access.READ, operation)
     arrays = [read(context, item) if isinstance(item, View) else item for item in indices.arrays]
-    for array, extent in zip(arrays, indices.extents, strict=True):
-        check_array(context, view, array, extent, indices.ignored, operation)
+    for dimension, array, extent in zip(indices.dimensions, arrays, indices.extents, strict=True):
+        check_array(context, view, dimension, array, extent, indices.ignored, operation)
     arrays = [in_memory(context, array) for array in arrays]
     end = indices.position + len(indices.shape)
 
@@ -172,7 +172,7 @@ def indexed(
             start, size, step = index.start, index.size, index.stride
             check_slice(context, whole, dimension, start, size, step, extent, operation)
         elif isinstance(index, Value):
-            check_array(context, whole, index, extent, None, operation)
+            check_array(context, whole, dimension, index, extent, None, operation)
             arrays.append((len(shape), index))
             start, size, step = 0, extent, 1
         else:

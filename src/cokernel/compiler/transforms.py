@@ -288,8 +288,8 @@ def _index(
     together = all(kinds[first : first + sum(kinds)])
     position = positions[0] if together else 0
     if not is_dma:
-        for array, extent in zip(arrays, array_extents, strict=True):
-            check_array(context, view, array, extent, ignored, operation)
+        for dimension, array, extent in zip(array_dimensions, arrays, array_extents, strict=True):
+            check_array(context, view, dimension, array, extent, ignored, operation)
     indices = IndexArrays(
         position,
         shape,
