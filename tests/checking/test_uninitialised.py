@@ -212,3 +212,16 @@ def test_an_undefined_index_of_a_copy_is_told_where_the_copy_starts(part):
         jax.block_until_ready(kernel(jnp.ones((2, 8))))
     [finding] = cokernel.last_report().findings
     assert (finding.kind, finding.name) == ("UninitialisedRead", "mine")
+
+
+def test_of_scoped_memory_the_line_that_asks_for_it_is_told():
+    def body(out_ref):
+        def scope(own):
+            own[0:4] = jnp.ones(4)
+            out_ref[...] = own[...]
+
+        pl.run_scoped(scope, pltpu.VMEM((8,), jnp.float32))
+
+    finding = finding_of(body, [])
+    assert [party.action for party in finding.parties] == ["reads", "writes", "allocates"]
+    assert finding.parties[2].code.startswith("pl.run_scoped(scope")

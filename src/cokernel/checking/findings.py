@@ -1,7 +1,7 @@
 """Findings of checked mode: what is wrong, who did it, on which lines, and what to do."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel.checking.advice import advise
@@ -211,6 +211,8 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     told = [look["party"] for look in looks] or [raw.get("first"), raw.get("second")]
     parties = tuple(party_of(party, places) for party in told if party is not None)
     name, indices, memory = _what(raw, parties, places)
+    if raw["kind"] == "UninitialisedRead":
+        parties += tuple(_allocating(raw["first"], name, places))
     # A core may poll several things.
     whats = [
         "".join(_what(look, [party], places)[:2]) + _counting(look)
@@ -248,6 +250,20 @@ def party_of(raw: Mapping[str, Any], places: Places) -> Party:
         is_dma=bool(raw.get("is_dma")),
         name=own.get("name") or "",
     )
+
+
+def _allocating(reader: Mapping[str, Any], name: str, places: Places) -> Iterator[Party]:
+    """Where memory comes from that a core reads; nobody for what lasts as long as the launch."""
+    scopes = [
+        site
+        for site in places.sites
+        if site.get("is_scope")
+        and (site["program_number"], site["name"]) == (reader["program"], name)
+    ]
+    # Of several Refs of one name nobody knows which it was.
+    if len(scopes) == 1:
+        core = places.core(reader["program"], reader["coordinates"])
+        yield party_at(scopes[0], reader["program_name"], core, ACTIONS["allocate"], name=name)
 
 
 def party_at(

@@ -442,7 +442,8 @@ def released(
 
 
 def _scope_site(context: "Context", ref: "RefValue", operation: str) -> ir.Constant:
-    return context.site(operation, ref.name, shape=str(tuple(ref.shape)), rank=len(ref.shape))
+    shape = tuple(ref.shape)
+    return context.site(operation, ref.name, shape=str(shape), rank=len(shape), is_scope=True)
 
 
 def _semaphore_kind(ref: "RefValue", starts_at_zero: bool) -> int:
