@@ -47,6 +47,7 @@ def test_a_file_that_is_no_script_is_a_usage_error(tmp_path, capsys, name, conte
         (["--schedules", "0"], "schedules"),
         (["--seed", str(2**64)], "seed"),
         (["--replay", "garbage"], "Replay:"),
+        (["--replay", "ck1:random:0:3", "--schedules", "7"], "leave out --seed and --schedules"),
         (["--options", "races"], "name=value"),
         (["--target", "v99"], "v99"),
         (["--json", "/no/such/folder/report.json"], "no folder"),

@@ -137,6 +137,11 @@ def test_the_runtime_is_handed_plain_data():
     assert set(handed) <= {field.name for field in dataclasses.fields(Checked)} | {"schedule"}
 
 
+def test_a_schedule_is_taken_again_once():
+    again = cokernel.Checked(replay="ck1:random:0:3", schedules=8)
+    assert again.for_runtime()["schedules"] == 1
+
+
 @pytest.mark.parametrize("text", ["yes", "seed=x", "schedules=0", "fill=red", "replay=abc"])
 def test_an_environment_variable_that_means_nothing_is_named(text):
     with pytest.raises(ValueError, match=f"{options.VARIABLE} is '{text}'"):

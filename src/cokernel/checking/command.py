@@ -43,6 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     if asked.json not in (None, "-") and not pathlib.Path(asked.json).resolve().parent.is_dir():
         parser.error(f"--json: there is no folder to write {asked.json!r} to")
 
+    if asked.replay is not None and (asked.seed is not None or asked.schedules is not None):
+        parser.error("--replay takes one schedule again: leave out --seed and --schedules")
+
     from cokernel import meshes
     from cokernel.checking import options, report
 

@@ -56,7 +56,8 @@ class Checked:
       on_finding: whether a finding fails the launch ("raise") or becomes a Python warning ("warn");
         `cokernel.last_report()` has it either way. What ends a launch (a deadlock, a bad index)
         always raises.
-      replay: the string a finding printed, whose schedule is taken again.
+      replay: the string a finding printed, whose schedule is taken again, once. It takes the place
+        of `schedules`, `strategy`, `seed` and `depth`.
 
     Raises:
       TypeError, ValueError: for a value that means nothing; the message names the field.
@@ -130,7 +131,7 @@ class Checked:
             "stop_at_first": self.stop_at_first,
             "max_findings": self.max_findings,
             "fill": self.fill,
-            "schedules": self.schedules,
+            "schedules": self.schedules if self.replay is None else 1,
             "schedule": self.schedule().for_runtime(),
         }
 
