@@ -58,7 +58,11 @@ def duration(seconds: float) -> str:
 
 def marks(contenders: dict[str, dict]) -> tuple[float, dict[str, float]]:
     """The time of Cokernel, which comes first in each case, and that of each kind of peer."""
-    times = {name: statistics.median(one["times_s"]) for name, one in contenders.items()}
+    times = {
+        # A disturbed measurement only ever makes the machine look slower than it is.
+        name: (min if name.startswith("limit") else statistics.median)(one["times_s"])
+        for name, one in contenders.items()
+    }
     ours = next(iter(times.values()))
     shown = {
         kind: [time for name, time in times.items() if name.startswith(beginnings)]
