@@ -211,7 +211,7 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     told = [look["party"] for look in looks] or [raw.get("first"), raw.get("second")]
     parties = tuple(party_of(party, places) for party in told if party is not None)
     name, indices, memory = _what(raw, parties, places)
-    if raw["kind"] == "UninitialisedRead":
+    if raw["kind"] == "UninitialisedRead" and raw.get("first") is not None:
         parties += tuple(_allocating(raw["first"], name, places))
     # A core may poll several things.
     whats = [

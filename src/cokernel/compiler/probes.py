@@ -65,7 +65,7 @@ def is_probed(context: "Context") -> bool:
 
 
 def access_site(context: "Context", view: "View", operation: str) -> ir.Constant:
-    """The site of an access; failed bounds checks of it have the same."""
+    """The site of an access."""
     shape = str(tuple(view.ref.shape))
     return context.site(operation, view.ref.name, shape=shape, rank=len(view.extents))
 
