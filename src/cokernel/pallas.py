@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cokernel import _jax, closures, meshes, primitive, trace_errors
+from cokernel import _jax, closures, meshes, primitive, source_lines, trace_errors
 from cokernel.checking import state
 from cokernel.signature import function_name
 
@@ -118,27 +118,30 @@ def _lower(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 
 class _Tracing(threading.local):
-    """The functions of the kernel that this thread traces."""
+    """The functions of the kernel that this thread traces, and who made it."""
 
     fns: tuple[Callable[..., None], ...] = ()
+    made_by: Any = None
 
 
 _tracing = _Tracing()
 
 
 def _make_kernel(meshes_and_fns: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-    """Makes a kernel as JAX does, which remembers its functions for `_unify`."""
+    """Makes a kernel as JAX does, which remembers its functions for `_unify`, and its line."""
+    made_by = source_lines.traceback_here()
     run = _stock_make_kernel(meshes_and_fns, *args, **kwargs)
     fns = tuple(fn for _, fn in meshes_and_fns)
     programs = [(repr(function_name(fn)), mesh) for mesh, fn in meshes_and_fns]
 
     def wrapper(*operands: Any) -> Any:
-        outer, _tracing.fns = _tracing.fns, fns
+        outer = _tracing.fns, _tracing.made_by
+        _tracing.fns, _tracing.made_by = fns, made_by
         try:
             with trace_errors.explained(programs) if _enabled.value else contextlib.nullcontext():
                 return run(*operands)
         finally:
-            _tracing.fns = outer
+            _tracing.fns, _tracing.made_by = outer
 
     return wrapper
 
@@ -166,10 +169,17 @@ def _own_params(params: Mapping[str, Any]) -> dict[str, Any]:
     if name is None:
         name = "_and_".join(jaxpr.debug_info.func_name for jaxpr in params["jaxprs"])
     aliases = tuple(sorted(params["input_output_aliases"].items()))
+    interpret = state.effective(params["interpret"]) or False
+    extra: dict[str, Any] = {}
+    # A kernel that was made while stock kernels were not enabled has no known line.
+    if interpret and _tracing.made_by is not None:
+        made_at = source_lines.user_line(_tracing.made_by)
+        extra = {} if made_at is None else {"made_at": made_at}
     return {
         **params,
-        "interpret": state.effective(params["interpret"]) or False,
+        "interpret": interpret,
         "name": name,
         "input_output_aliases": aliases,
         "target": meshes.current_target(),
+        **extra,
     }

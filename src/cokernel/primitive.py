@@ -11,6 +11,7 @@ Its parameters:
   target: the name of the chip that was pretended when the kernel was made, or None.
   scratch_transforms: only where scratch of GPU programs is laid out in a special way: what leads
     from each piece of scratch as it is laid out to what a program sees.
+  made_at: only in checked mode, and where it is known: the user's line that made the kernel.
   derivative_of: only where the kernel is the derivative of another: the parameters of that one and
     its `num_inputs`. Its inputs and outputs come first here, before their tangents.
 """

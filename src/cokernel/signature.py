@@ -25,6 +25,8 @@ class KernelSpec:
     metadata: Any
     input_output_aliases: tuple[tuple[int, int], ...]
     target: str | None
+    # Who called `mpmd_map`; see `source_lines.user_line`.
+    made_by: Any
 
     @property
     def meshes(self) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cokernel import _jax, meshes, parameters, trace_errors
+from cokernel import _jax, meshes, parameters, source_lines, trace_errors
 from cokernel.checking import options, state
 from cokernel.closures import unify
 from cokernel.primitive import check_shardings, mpmd_map_p, tracing_context
@@ -96,6 +96,7 @@ def mpmd_map(
         metadata=None if metadata is None else _jax.FrozenDict(dict(metadata)),
         input_output_aliases=tuple(sorted((input_output_aliases or {}).items())),
         target=meshes.current_target(),
+        made_by=source_lines.traceback_here(),
     )
     return _callable_kernel(spec)
 
@@ -227,6 +228,10 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
     extra: dict[str, Any] = {}
     if any(signature.scratch_transforms):
         extra["scratch_transforms"] = signature.scratch_transforms
+    interpret = _interpret(spec)
+    if interpret and (made_at := source_lines.user_line(spec.made_by)) is not None:
+        # A native kernel reports nothing that needs it, and is the same wherever it is made.
+        extra["made_at"] = made_at
     with jax.named_scope(spec.title):
         flat_outs = mpmd_map_p.bind(
             *flat_args,
@@ -237,7 +242,7 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
             out_avals=signature.out_avals_seen_from_outside(jaxprs),
             input_output_aliases=spec.input_output_aliases,
             compiler_params=spec.compiler_params,
-            interpret=_interpret(spec),
+            interpret=interpret,
             debug=spec.debug,
             cost_estimate=spec.cost_estimate,
             name=spec.title,

@@ -20,7 +20,7 @@ from cokernel.compiler import dtypes
 from cokernel.compiler.analysis import argument_names, inner_jaxprs
 from cokernel.compiler.layout import space_of
 from cokernel.compiler.program import source_line
-from cokernel.compiler.sites import SourceLine
+from cokernel.source_lines import SourceLine
 
 # The tile in which a TensorCore keeps arrays: sublanes of 32 bits, and lanes.
 SUBLANES, LANES = 8, 128

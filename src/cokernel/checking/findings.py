@@ -35,6 +35,9 @@ KINDS = (
 # Their details say who does what, group by group, and more about each than a party holds.
 TOLD_IN_DETAILS = ("Deadlock", "TimeLimit", "Interrupted")
 
+# These say where the memory comes from as well.
+OF_ITS_MEMORY = ("UninitialisedRead", "NeverWritten")
+
 # Whatever was left of a signal, it is one mistake, whoever took a part of it.
 _OF_THE_FIRST = ("LeftoverSemaphore", "UnwaitedCopy")
 _IN_ANY_ORDER = ("Race", "Deadlock", "Livelock")
@@ -48,8 +51,9 @@ class Party:
     """One of those that a finding is about: a core, or a DMA that it started.
 
     Attributes:
-      program: the name of its program.
-      core: the position of its core, as in "core=0 subcore=3".
+      program: the name of its program; "" for the kernel, which allocates what lasts as long as
+        the launch.
+      core: the position of its core, as in "core=0 subcore=3"; "" for the kernel.
       action: what it did: "reads", "writes", "adds to", "signals", "waits for", ...
       is_dma: whether a DMA did it, for which the line is where the DMA was started.
       name: the Ref or semaphore, as the program names it.
@@ -75,6 +79,8 @@ class Party:
     @property
     def who(self) -> str:
         """As in "a DMA of program 'load' on core=0"."""
+        if not self.program:
+            return "the kernel"
         start = "a DMA of program" if self.is_dma else "program"
         return f"{start} {self.program!r} on {self.core}"
 
@@ -126,7 +132,12 @@ class Finding:
         """The finding as plain data, for JSON."""
         memory = None if self.memory is None else self.memory.to_dict()
         plain = dataclasses.asdict(dataclasses.replace(self, memory=None))
-        return {**plain, "memory": memory}
+        allocation = self.allocation
+        return {
+            **plain,
+            "memory": memory,
+            "allocation": None if allocation is None else dataclasses.asdict(allocation),
+        }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Finding":
@@ -138,7 +149,17 @@ class Finding:
         also = tuple(map(tuple, plain["also"]))
         memory = None if plain["memory"] is None else Elements.from_dict(plain["memory"])
         changes = {**tuples, "parties": parties, "also": also, "memory": memory}
-        return cls(**{**plain, **changes})
+        fields = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{**{name: plain[name] for name in fields}, **changes})
+
+    @property
+    def allocation(self) -> Party | None:
+        """Who has asked for the memory of an UninitialisedRead or NeverWritten, on which line: a
+        core, in a scope of its program, or the kernel."""
+        if self.kind not in OF_ITS_MEMORY:
+            return None
+        allocating = [party for party in self.parties if party.action == ACTIONS["allocate"]]
+        return allocating[-1] if allocating else None
 
     @property
     def told_parties(self) -> tuple[Party, ...]:
@@ -160,8 +181,11 @@ class Finding:
         if self.occurrences > 1:
             lines.append(f"  met {self.occurrences} times{self.others()}")
         for party in self.told_parties:
-            lines.append(f"  {party.who} {party.action}".rstrip())
-            lines.append(f"    at {_where(party)}")
+            if party.program:
+                lines.append(f"  {party.who} {party.action}".rstrip())
+                lines.append(f"    at {_where(party)}")
+            else:
+                lines.append(f"  allocated by the kernel at {_where(party)}")
             if party.code:
                 lines.append(f"        {party.code}")
             for caller in party.callers:
@@ -211,8 +235,8 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     told = [look["party"] for look in looks] or [raw.get("first"), raw.get("second")]
     parties = tuple(party_of(party, places) for party in told if party is not None)
     name, indices, memory = _what(raw, parties, places)
-    if raw["kind"] == "UninitialisedRead" and raw.get("first") is not None:
-        parties += tuple(_allocating(raw["first"], name, places))
+    if raw["kind"] in OF_ITS_MEMORY:
+        parties += tuple(_allocating(raw, parties, places))
     # A core may poll several things.
     whats = [
         "".join(_what(look, [party], places)[:2]) + _counting(look)
@@ -252,18 +276,23 @@ def party_of(raw: Mapping[str, Any], places: Places) -> Party:
     )
 
 
-def _allocating(reader: Mapping[str, Any], name: str, places: Places) -> Iterator[Party]:
-    """Where memory comes from that a core reads; nobody for what lasts as long as the launch."""
-    scopes = [
-        site
-        for site in places.sites
-        if site.get("is_scope")
-        and (site["program_number"], site["name"]) == (reader["program"], name)
-    ]
-    # Of several Refs of one name nobody knows which it was.
-    if len(scopes) == 1:
-        core = places.core(reader["program"], reader["coordinates"])
-        yield party_at(scopes[0], reader["program_name"], core, ACTIONS["allocate"], name=name)
+def _allocating(
+    raw: Mapping[str, Any], parties: Sequence[Party], places: Places
+) -> Iterator[Party]:
+    """Who has asked for the memory that a finding is about: the core whose scope it is of, or the
+    kernel, of all that lasts as long as the launch.
+    """
+    if raw.get("allocator") is not None:
+        yield party_of(raw["allocator"], places)
+        return
+    memory = raw.get("memory")
+    ref = memory and places.ref(memory, [party.name for party in parties])
+    name = ref["name"] if ref else next((party.name for party in parties if party.name), "")
+    if ref and ref.get("kind") == "scoped" and parties:
+        # Memory that several cores share, each of which comes to the line.
+        yield party_at(ref, parties[0].program, parties[0].core, ACTIONS["allocate"], name=name)
+    elif places.made_at is not None:
+        yield party_at(places.made_at, "", "", ACTIONS["allocate"], name=name)
 
 
 def party_at(

@@ -21,6 +21,8 @@ class Places:
     def __init__(self, sites: Sequence[Mapping[str, Any]], memory: Mapping[str, Any]):
         self.sites = sites
         self.memory = memory
+        # The user's line that made the kernel, as a site; None if it is not known.
+        self.made_at: Mapping[str, Any] | None = memory.get("made_at")
         self.signalling_sites = [site for site in sites if site.get("signals")]
 
     def site(self, number: int | None) -> Mapping[str, Any] | None:

@@ -52,6 +52,8 @@ def _party(party: "Party") -> list[Any]:
     from rich.text import Text
 
     lines: list[Any] = [Text.assemble("\n", (party.who, "bold"), f" {party.action}")]
+    if not party.program:
+        lines = [Text.assemble("\nallocated by ", (party.who, "bold"))]
     if party.file is not None and party.line is not None:
         lines += _place(party.file, party.line, party.code)
     for caller in party.callers:

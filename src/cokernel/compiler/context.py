@@ -14,7 +14,7 @@ from cokernel.compiler import dtypes, nests
 from cokernel.compiler.dtypes import i1, i32, pointer
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.memory import Allocation, Arena
-from cokernel.compiler.sites import Site, SiteTable, SourceLine
+from cokernel.compiler.sites import Site, SiteTable
 from cokernel.compiler.values import (
     Buffer,
     Expression,
@@ -27,6 +27,7 @@ from cokernel.compiler.values import (
     store_element,
     store_vector,
 )
+from cokernel.source_lines import SourceLine
 
 # An expression of at most this many elements is computed element by element straight into a vector.
 UNROLLED_ELEMENTS = 8

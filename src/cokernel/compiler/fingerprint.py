@@ -20,7 +20,7 @@ import numpy as np
 
 import cokernel
 from cokernel import _jax
-from cokernel.compiler.sites import user_line
+from cokernel.source_lines import user_line
 
 # Parameters of an equation that no rule looks at. Some hold Python functions, which have no digest.
 _IGNORED = {

@@ -28,6 +28,7 @@ from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.refs import Place, RefValue
 from cokernel.compiler.sites import SiteTable
 from cokernel.compiler.transforms import resolve
+from cokernel.source_lines import SourceLine
 
 # A function shared by at most so many calls is inlined into each.
 INLINED_CALLS = 4
@@ -68,6 +69,7 @@ class Kernel:
         bounds_checks: bool,
         offsets: dict[str, int],
         checked: Checked | None = None,
+        made_at: SourceLine | None = None,
     ):
         self.name = name
         self.jaxprs = tuple(
@@ -84,6 +86,8 @@ class Kernel:
         self.offsets = offsets
         # What checked mode is to look for; None in native mode, whose code has no probes.
         self.checked = checked
+        # Reports name it where they are about memory that lasts as long as the launch.
+        self.made_at = made_at
         self.unchecked: list[str] = []
         self.operand_count = operand_count
         self.result_count = result_count
@@ -192,10 +196,19 @@ class Kernel:
             ir=str(self.module),
             spec=self._spec(),
             sites=self.sites.to_list(),
-            memory=self.layout.describe(with_refs=self.checked is not None),
+            memory=self._describe_memory(),
             callbacks=self.callbacks,
             unchecked=self.unchecked,
         )
+
+    def _describe_memory(self) -> dict[str, Any]:
+        """What `MemoryLayout.describe` tells; in checked mode also all Refs, and in "made_at" the
+        line that made the kernel."""
+        if self.checked is None:
+            return self.layout.describe(with_refs=False)
+        line = self.made_at
+        made_at = line and {"file": line.file, "line": line.line, "function": line.function}
+        return {**self.layout.describe(with_refs=True), "made_at": made_at}
 
     def _inline_the_rarely_shared(self) -> None:
         """A function with few calls costs less compile time than its calls would cost at run time:

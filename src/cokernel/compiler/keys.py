@@ -16,7 +16,7 @@ from jax import lax
 
 from cokernel import _jax
 from cokernel.compiler.analysis import over_jaxprs
-from cokernel.compiler.sites import user_line
+from cokernel.source_lines import user_line
 
 PRNG = _jax.prng
 TPU = _jax.tpu_primitives

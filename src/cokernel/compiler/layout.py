@@ -24,7 +24,7 @@ from cokernel.compiler.memory_map import DescribedRef, describe_refs
 from cokernel.compiler.nests import fill_zero
 from cokernel.compiler.probes import Access, allocated, probe_whole, released
 from cokernel.compiler.refs import POINTER_BYTES, Place, RefValue
-from cokernel.compiler.sites import SourceLine
+from cokernel.source_lines import SourceLine
 
 _PRIVATE_SPACES = (
     _jax.TpuMemorySpace.VMEM,

@@ -6,7 +6,7 @@ from typing import Any
 
 from cokernel.compiler import dtypes
 from cokernel.compiler.refs import Place, RefValue
-from cokernel.compiler.sites import SourceLine
+from cokernel.source_lines import SourceLine
 
 _OWNERS = {
     Place.OPERAND: "buffer",

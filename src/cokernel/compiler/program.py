@@ -20,8 +20,8 @@ from cokernel.compiler.liveness import OVERWRITING, Ownership
 from cokernel.compiler.ops.registry import CHECKED_RULES, find_rule
 from cokernel.compiler.polling import polling_reads
 from cokernel.compiler.refs import AnyRef, root_of
-from cokernel.compiler.sites import SourceLine, user_line
 from cokernel.compiler.values import Expression, Value, array_constant
+from cokernel.source_lines import SourceLine, user_line
 
 
 def lower_jaxpr(

@@ -3,62 +3,9 @@ in reports.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
-from cokernel import _jax, tracing
-
-# Files whose code traces a program: what stands outside of them in a traceback called the kernel.
-_TRACERS = frozenset({tracing.__file__, _jax.stock_mpmd.__file__})
-
-# So many calls between a program and the function that does something are told.
-MOST_CALLERS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceLine:
-    """A line of the user's program."""
-
-    file: str
-    line: int
-    function: str
-    # Where the user's own functions were called from that led there, the innermost first.
-    callers: tuple["SourceLine", ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} ({self.function})"
-
-
-@functools.lru_cache(maxsize=4096)
-def user_line(traceback: Any) -> SourceLine | None:
-    """The user's line that a traceback of JAX comes from, with those that called its function from
-    within the program; None inside library helpers.
-    """
-    frame = _jax.user_frame(traceback)
-    if frame is None:
-        return None
-    function = frame.function_name
-    callers: list[SourceLine] = []
-    has_begun = False
-    for code, instruction in zip(*traceback.raw_frames(), strict=True):
-        if code.co_filename in _TRACERS:
-            # What called the kernel is no part of it.
-            break
-        if not _jax.is_user_filename(code.co_filename):
-            continue
-        if not has_begun:
-            has_begun = True
-            continue
-        # A function within another is code of that one (`pl.when`, `pl.loop`), not a call of it.
-        name = code.co_qualname
-        if function == name or function.startswith(f"{name}.<locals>."):
-            continue
-        if len(callers) == MOST_CALLERS:
-            break
-        caller = _jax.raw_frame_to_frame(code, instruction)
-        callers.append(SourceLine(caller.file_name, caller.start_line, caller.function_name))
-        function = name
-    return SourceLine(frame.file_name, frame.start_line, frame.function_name, tuple(callers))
+from cokernel.source_lines import SourceLine
 
 
 @dataclasses.dataclass(frozen=True)

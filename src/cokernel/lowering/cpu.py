@@ -12,7 +12,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from cokernel import _jax, _runtime, meshes, parameters, primitive
+from cokernel import _jax, _runtime, meshes, parameters, primitive, source_lines
 from cokernel.checking.options import Checked, from_interpret
 from cokernel.compiler import blas, cache, codegen, fingerprint
 from cokernel.lowering import CPU_CALL_TARGET, gpu_interpret
@@ -160,10 +160,11 @@ def _cache_name(
         name: params[name]
         for name in ("name", "jaxprs", "meshes", "external_meshes", "input_output_aliases")
     }
+    made_at = None if checked is None else _made_at(params)
     counts = len(ctx.avals_in), len(params["out_avals"])
     surroundings = dict(outer), meshes.current_target(), codegen.host(), _runtime.abi_offsets()
     try:
-        digest = fingerprint.fingerprint(kernel, counts, options, checked, surroundings)
+        digest = fingerprint.fingerprint(kernel, made_at, counts, options, checked, surroundings)
     except fingerprint.Unknown:
         return None
     return f"{digest}.json"
@@ -193,6 +194,7 @@ def _compile(
         bounds_checks=options.bounds_checks if checked is None else checked.bounds,
         offsets=_runtime.abi_offsets(),
         checked=checked,
+        made_at=None if checked is None else _made_at(params),
     )
     compiled = kernel.compile()
     spec = dict(compiled.spec)
@@ -206,6 +208,15 @@ def _compile(
         module["unchecked"] = compiled.unchecked
         module["chip"] = _beyond_the_chip(ctx, params, kernel, checked)
     return module, compiled.callbacks
+
+
+def _made_at(params: Mapping[str, Any]) -> source_lines.SourceLine | None:
+    """The user's line that made the kernel; where it is not known, that of its first program."""
+    lines = [
+        params.get("made_at"),
+        *(source_lines.line_of_definition(jaxpr.debug_info) for jaxpr in params["jaxprs"]),
+    ]
+    return next((line for line in lines if line is not None), None)
 
 
 def _beyond_the_chip(

@@ -93,6 +93,7 @@ struct Finding {
   const char* kind = "";
   std::optional<Party> first;  // None for what nobody did.
   std::optional<Party> second;
+  std::optional<Party> allocator;     // UninitialisedRead: the scope that asked for the memory.
   std::optional<MemoryRange> memory;  // What the parties touched, and nobody else.
   std::optional<Place> semaphore;
   int64_t semaphore_count = 0;

@@ -1,6 +1,7 @@
 // Accesses to memory in checked mode, and which of it is undefined.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "checked/blocks.h"
 #include "checked/state.h"
@@ -197,6 +198,7 @@ void State::copy_undefined(Core* core, void* target, const void* source, int64_t
               if (origin != origins_.end()) {
                 add_origin(probe, UndefinedRead(origin->second));
               } else {
+                if (read.parts.empty()) read.allocated = allocation_at(first);
                 read.parts.add(first, last);
               }
             });
@@ -231,8 +233,16 @@ void State::allocate(Core* core, int32_t site, void* address, int64_t bytes, int
     fill(reinterpret_cast<char*>(from), static_cast<int64_t>(to - from));
   };
   const uintptr_t end = address_of(begin) + static_cast<uintptr_t>(bytes);
+  allocations_[address_of(begin)] = {end, number_of(core), site};
   shadow_.allocate(*region, {AccessKind::kAllocate, number, &agent, element_bytes, &cache.last},
                    address_of(begin), end, options_.uninitialised, fresh);
+}
+
+State::Allocation State::allocation_at(uintptr_t address) const {
+  auto next = allocations_.upper_bound(address);
+  if (next == allocations_.begin()) return {};
+  const Allocation& before = std::prev(next)->second;
+  return address < before.end ? before : Allocation();
 }
 
 void State::release(Core* core, int32_t site, void* address, int64_t bytes, int32_t is_semaphore) {
@@ -249,6 +259,7 @@ void State::release(Core* core, int32_t site, void* address, int64_t bytes, int3
   const Agent& agent = agent_of(core);
   SiteCache& cache = cache_of(site);
   const uint32_t number = record_number(cache, agent, site, AccessKind::kRelease);
+  allocations_.erase(address_of(begin));
   shadow_.access(*region, {AccessKind::kRelease, number, &agent, 1, &cache.last}, address_of(begin),
                  address_of(begin) + static_cast<uintptr_t>(bytes));
 }
@@ -276,6 +287,7 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
                        [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
                          if (read.core < 0) is_read_here = note_undefined_read(read, core, write);
                          if (!is_read_here) return;
+                         if (read.parts.empty()) read.allocated = allocation_at(first);
                          read.parts.add(first, last);
                        });
                  });

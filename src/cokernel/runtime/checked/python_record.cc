@@ -88,6 +88,9 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
   if (finding.first.has_value()) result["first"] = describe_party(executable, *finding.first);
   result["second"] = nb::none();
   if (finding.second.has_value()) result["second"] = describe_party(executable, *finding.second);
+  if (finding.allocator.has_value()) {
+    result["allocator"] = describe_party(executable, *finding.allocator);
+  }
   result["memory"] = nb::none();
   int64_t count = 0;
   if (finding.memory.has_value()) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -101,6 +102,12 @@ class State final : public Conflicts {
     bool is_dma = false;
     int32_t site = -1;
   };
+  // A piece of private memory that a scope has asked for, up to `end`.
+  struct Allocation {
+    uintptr_t end = 0;
+    int32_t core = -1;
+    int32_t site = -1;
+  };
   // A value that somebody read although it is undefined, and the undefined parts of what was read.
   struct UndefinedRead {
     int32_t core = -1;
@@ -110,6 +117,7 @@ class State final : public Conflicts {
     Parts<uintptr_t> parts;
     int64_t element_bytes = 1;
     uint64_t serial = 0;
+    Allocation allocated;  // The scope that asked for the memory, if one did.
   };
   // What a core that polls has looked at: a semaphore, or memory.
   struct Look {
@@ -207,6 +215,7 @@ class State final : public Conflicts {
   void note_look(Core* core, const Look& look);
   // Which of some reads of a core came last, by their numbers in its program.
   const UndefinedRead& undefined_read_of(Core* core, const int32_t* reads, int32_t count);
+  Allocation allocation_at(uintptr_t address) const;
   void add_origin(uint32_t probe, const UndefinedRead& read);
   uint64_t origin_key(uint32_t number) const;
 
@@ -250,6 +259,7 @@ class State final : public Conflicts {
   Accesses accesses_;
   Shadow shadow_;
   std::vector<SiteCache> sites_;
+  std::map<uintptr_t, Allocation> allocations_;      // The scopes there are, by where they begin.
   std::unordered_map<uintptr_t, Element> elements_;  // Those that fetch_and_add has touched.
   uint64_t element_behaviour_ = 0;
   std::vector<uint32_t> polled_;
