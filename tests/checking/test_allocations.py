@@ -144,7 +144,7 @@ def test_of_a_decorated_program_the_decorators_line_is_told(is_stock):
         @make(
             out_type=jax.ShapeDtypeStruct((8,), jnp.float32),
             mesh=mesh_for(is_stock),
-            scratch_types=dict(kept=pltpu.VMEM((8,), jnp.float32)),
+            scratch_types={"kept": pltpu.VMEM((8,), jnp.float32)},
         )
         def program(x_ref, out_ref, kept):
             out_ref[...] = x_ref[...] + kept[...]

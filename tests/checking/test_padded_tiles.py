@@ -214,6 +214,10 @@ def test_what_comes_from_the_padding_is_undefined_and_the_rest_is_not():
     [finding] = cokernel.last_report().findings
     assert finding.name == "block"
     assert finding.parties[0].action == "reads"
+    assert "[10:14, 0:128] of 'block', which is the padding of its tiles" in finding.sentence
+    assert finding.indices == "[10:14, 0:128]"
+    assert finding.allocation.code.startswith("return make(")
+    assert "smaller, or mask it" in finding.advice[0]
 
 
 def finding_in_the_padding(body, scratch):
@@ -241,6 +245,7 @@ def test_the_padding_of_an_operand_is_undefined_too():
 
     finding = finding_in_the_padding(body, scratch=[])
     assert finding.name == "x_ref"
+    assert finding.indices == "[10, 0:128]"
 
 
 def test_a_copy_from_the_padding_is_an_uninitialised_read_where_it_matters():
@@ -253,6 +258,31 @@ def test_a_copy_from_the_padding_is_an_uninitialised_read_where_it_matters():
     finding = finding_in_the_padding(body, scratch)
     assert finding.name == "x_ref"
     assert finding.parties[0].is_dma
+    assert finding.indices == "[10:15, 0:128]"
+
+
+def test_the_indices_are_those_of_the_ref_whatever_the_view_of_it():
+    """A window of a window of some columns, transposed: columns 96 to 103 of 100, rows 8 to 11 of
+    10."""
+
+    def body(x_ref, start_ref, out_ref, block, start):
+        pltpu.sync_copy(start_ref, start)
+        pltpu.sync_copy(x_ref, block)
+        part = block.at[1, pl.ds(start[1], 8), pl.ds(start[0] + 80, 16)].at[pl.ds(start[1], 4)]
+        out_ref[...] = part.T[pl.ds(8, 8), :]
+
+    with cokernel.target(CHIP):
+        kernel = tensor_core(
+            cokernel.kernel,
+            body,
+            jax.ShapeDtypeStruct((8, 4), jnp.float32),
+            scratch=[pltpu.VMEM((2, 10, 100), jnp.float32), pltpu.SMEM((2,), jnp.int32)],
+            interpret=PADDED,
+        )
+        with pytest.raises(FAILURES, match="UninitialisedRead"):
+            kernel(jnp.zeros((2, 10, 100)), np.array([8, 4], np.int32))
+    [finding] = cokernel.last_report().findings
+    assert finding.indices == "[1, 10:12, 96:104] and [1, 8:10, 100:104]"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ def advise(raw: Mapping[str, Any], parties: "Sequence[Party]", name: str) -> Ite
     match raw["kind"]:
         case "Race":
             yield from _race(parties, name)
+        case "UninitialisedRead" if raw.get("window"):
+            yield f"read no further than {name!r} is long: make the last window smaller, or mask it"
+            yield f"or give {name!r} the shape of whole tiles, and write all of it"
         case "UninitialisedRead":
             yield f"write {name!r} before it is read, or wait for the DMA that fills it"
         case "NeverWritten":

@@ -147,6 +147,24 @@ def joined(boxes: Iterable[Box]) -> list[Box]:
     return sorted(known)
 
 
+def padding_of(window: Sequence[tuple[int, int, int]]) -> list[Box]:
+    """The boxes of a window that lie in the padding of a Ref, and do not overlap.
+
+    Args:
+      window: of each dimension the first index, the one behind the last, and the Ref's extent.
+    """
+    boxes: list[Box] = []
+    inside: list[Run] = []
+    for axis, (start, stop, extent) in enumerate(window):
+        if stop > extent:
+            behind = [(first, last) for first, last, _ in window[axis + 1 :]]
+            boxes.append((*inside, (max(start, extent), stop), *behind))
+        inside.append((start, min(stop, extent)))
+        if start >= extent:
+            break
+    return boxes
+
+
 def written(box: Box) -> str:
     """A box as an index, as in "[2, 0:16]"."""
     sides = (str(low) if high == low + 1 else f"{low}:{high}" for low, high in box)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel.checking.advice import advise
-from cokernel.checking.elements import Elements, elements_of
+from cokernel.checking.elements import Elements, elements_of, padding_of, written
 from cokernel.checking.places import Places, code, where
 from cokernel.checking.schedules import Schedule
 
@@ -235,6 +235,7 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     told = [look["party"] for look in looks] or [raw.get("first"), raw.get("second")]
     parties = tuple(party_of(party, places) for party in told if party is not None)
     name, indices, memory = _what(raw, parties, places)
+    padding = " and ".join(map(written, padding_of(raw.get("window", ()))))
     if raw["kind"] in OF_ITS_MEMORY:
         parties += tuple(_allocating(raw, parties, places))
     # A core may poll several things.
@@ -246,11 +247,15 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     return Finding(
         kind=raw["kind"],
         sentence=SENTENCES[raw["kind"]](
-            raw, parties, " and ".join(dict.fromkeys(whats)) or f"{name}{indices}"
+            raw,
+            parties,
+            _in_padding(name, indices if memory else "", padding)
+            if padding
+            else " and ".join(dict.fromkeys(whats)) or f"{name}{indices}",
         ),
         parties=parties,
         name=name,
-        indices=indices,
+        indices=" and ".join(filter(None, (indices, padding))),
         advice=tuple(advise(raw, parties, name)),
         replay=replay_text(schedule) if schedule is not None else None,
         occurrences=raw.get("occurrences", 1),
@@ -350,6 +355,12 @@ def _what(
     return ref["name"], elements.text, elements
 
 
+def _in_padding(name: str, indices: str, padding: str) -> str:
+    """What is read beyond the end of a Ref, and of the Ref itself."""
+    own = f"{name}{indices} and " if indices else ""
+    return f"{own}{padding} of {name!r}, which is the padding of its tiles"
+
+
 def _counting(look: Mapping[str, Any]) -> str:
     """What a semaphore counts that a core polls: it may have passed what the core waits for."""
     semaphore = look.get("semaphore")
@@ -380,7 +391,8 @@ def _uninitialised(raw: Mapping[str, Any], parties: Sequence[Party], what: str) 
         "amount": "is used as an amount",
         "callback": "is handed to Python",
     }.get(str(raw.get("use")), "is used")
-    return f"{parties[0].who} reads {what}, which nobody has written, and the value {use}"
+    joint = " and" if raw.get("window") else ", which"
+    return f"{parties[0].who} reads {what}{joint} nobody has written, and the value {use}"
 
 
 def _leftover(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:

@@ -5,9 +5,10 @@ that tile: what is read there is anything, and what is written there is lost. He
 there, so that a window is cut off where the Ref ends, and the rest of it made up.
 """
 
+import dataclasses
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
@@ -23,6 +24,7 @@ from cokernel.compiler.values import (
     load_element,
     make_packed,
     pack,
+    row_major,
     store_element,
 )
 
@@ -155,25 +157,67 @@ def for_each_inside(
     context.call(inner, arguments)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Window:
+    """The elements of a Ref that a view shows, those in the padding too: of each of its dimensions
+    the first and the one behind the last. `shape` is that of the Ref.
+    """
+
+    starts: tuple[Index, ...]
+    stops: tuple[Index, ...]
+    shape: tuple[int, ...]
+
+    def map(self, function: Callable[[Index], Any]) -> "Window":
+        """The window with something else in place of its numbers."""
+        starts, stops = tuple(map(function, self.starts)), tuple(map(function, self.stops))
+        return Window(starts, stops, self.shape)
+
+
+def step(view: "View", dimension: int) -> int:
+    """How far apart in the Ref the elements of one dimension of a view lie."""
+    assert view.origin is not None
+    axis = view.origin.axes[dimension]
+    return view.strides[dimension] // (row_major(view.ref.shape)[axis] * view.ref.itemsize)
+
+
+def window_of(function: FunctionBuilder, view: "View") -> Window:
+    """The window of a view that may reach into the padding."""
+    assert view.origin is not None
+    starts = view.origin.starts
+    stops = [function.add(start, 1) for start in starts]
+    for dimension, (axis, extent) in enumerate(zip(view.origin.axes, view.extents, strict=True)):
+        span = function.multiply(function.subtract(extent, 1), step(view, dimension))
+        stops[axis] = function.add(stops[axis], span)
+    return Window(starts, tuple(stops), tuple(view.ref.shape))
+
+
 def tell_if_read(context: "Context", view: "View", site: ir.Constant, read: int) -> None:
     """Tells the runtime that a value may come from the padding, if one of the view does."""
-    tell_if_cut(context, view.reach()[0], (1, *view.extents), site, read)
+    window = window_of(context.function, view)
+    tell_if_cut(context, view.reach()[0], (1, *view.extents), window, site, read)
 
 
 def tell_if_cut(
     context: "Context",
     reach: Sequence[Index],
     extents: Sequence[Index],
+    window: Window,
     site: ir.Constant,
     read: int,
 ) -> None:
     """The same of a block of these extents, of which so much lies in front of the padding."""
+    from cokernel.compiler.probes import table
+
     function, builder = context.function, context.builder
     is_cut: ir.Value = ir.Constant(i1, 0)
     for one, other in zip(reach, extents, strict=True):
         is_less = builder.icmp_signed("<", function.index(one), function.index(other))
         is_cut = builder.or_(is_cut, is_less)
     with builder.if_then(is_cut, likely=False):
+        numbers = [*window.starts, *window.stops, *window.shape]
+        arguments = [ir.Constant(i64, len(window.shape)), table(context, numbers)]
         function.call_external(
-            "cokernel_checked_read_padding", void, [function.core, site, ir.Constant(i32, read)]
+            "cokernel_checked_read_padding",
+            void,
+            [function.core, site, ir.Constant(i32, read), *arguments],
         )

@@ -193,6 +193,14 @@ class Overhang:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """Where a view begins in its Ref, and the dimension there that each of its own walks along."""
+
+    starts: tuple[Index, ...]
+    axes: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class View:
     """Part of a Ref: what is left of it after its transforms. Strides are in bytes. Extents are
     ints, but for DMAs of dynamic size. Where `indices` is given, `shape` and `strides` describe the
@@ -210,6 +218,8 @@ class View:
     # of the view is in the padding.
     room: tuple[int, ...] | None = None
     overhang: Overhang | None = None
+    # Known where `room` or `overhang` is.
+    origin: Origin | None = None
 
     def reach(self) -> tuple[tuple[Index, ...], tuple[int, ...]]:
         """The extents and strides of what lies in the Ref."""

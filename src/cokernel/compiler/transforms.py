@@ -21,6 +21,7 @@ from cokernel.compiler.refs import (
     POINTER_BYTES,
     AnyRef,
     IndexArrays,
+    Origin,
     Overhang,
     Pieces,
     RefValue,
@@ -56,7 +57,10 @@ def resolve(
     if ref.borrowed is not None:
         view, transforms = _borrowed(context, view, transforms, operation)
     elif not clips:
-        view = dataclasses.replace(view, room=padding.padded_shape(context, ref))
+        room = padding.padded_shape(context, ref)
+        rank = len(ref.shape)
+        origin = None if room is None else Origin((0,) * rank, tuple(range(rank)))
+        view = dataclasses.replace(view, room=room, origin=origin)
     for transform in transforms:
         view = _apply(context, view, transform, operation, is_dma, clips)
     if view.overhang is not None and not hangs:
@@ -97,7 +101,7 @@ def _apply(
             if view.overhang is not None:
                 raise padding.refused(context, view, type(transform).__name__)
             # Only the Ref as it is has tiles that are known.
-            view = dataclasses.replace(view, room=None)
+            view = dataclasses.replace(view, room=None, origin=None)
     match transform:
         case _jax.NDIndexer():
             return _index(context, view, transform, operation, is_dma, clips)
@@ -121,7 +125,10 @@ def _apply(
 def _transpose(context: Context, view: View, permutation: Sequence[int], operation: str) -> View:
     if view.indices is not None:
         return scattered.transposed(context, view, permutation, operation)
-    room, overhang = view.room, view.overhang
+    room, overhang, origin = view.room, view.overhang, view.origin
+    if origin is not None:
+        axes = tuple(origin.axes[axis] for axis in permutation)
+        origin = dataclasses.replace(origin, axes=axes)
     if room is not None:
         room = tuple(room[axis] for axis in permutation)
     if overhang is not None:
@@ -133,6 +140,7 @@ def _transpose(context: Context, view: View, permutation: Sequence[int], operati
         strides=tuple(view.strides[axis] for axis in permutation),
         room=room,
         overhang=overhang,
+        origin=origin,
     )
 
 
@@ -277,6 +285,7 @@ def _index(
             strides=tuple(strides),
             room=cut.room,
             overhang=cut.overhang(extents),
+            origin=cut.origin,
         )
     if cut.overhang(extents) is not None:
         raise padding.refused(context, view, f"{operation} through indices")
@@ -306,6 +315,7 @@ def _index(
         strides=tuple(strides),
         indices=indices,
         room=None,
+        origin=None,
     )
 
 
@@ -325,6 +335,8 @@ class _Cut:
         self.is_there: Index = 1 if view.overhang is None else view.overhang.is_there
         self._inside: list[Index] = []
         self._room: list[Index] = []
+        self._starts = [] if view.origin is None else list(view.origin.starts)
+        self._axes: list[int] = []
 
     def limit(self, dimension: int) -> Index:
         """Where a dimension ends for an index."""
@@ -339,6 +351,7 @@ class _Cut:
 
     def slice(self, dimension: int, start: Index, size: Index, step: int) -> None:
         """Notes a slice, which has been checked."""
+        self._move(dimension, start, stays=True)
         end, limit = self._end(dimension), self.limit(dimension)
         is_all = _is_same(size, self.view.extents[dimension])
         is_whole = isinstance(start, int) and start == 0 and step == 1 and is_all
@@ -350,10 +363,28 @@ class _Cut:
 
     def position(self, dimension: int, start: Index) -> None:
         """Notes an index that is no slice, and has been checked."""
+        self._move(dimension, start, stays=False)
         end, limit = self._end(dimension), self.limit(dimension)
         if not _is_same(end, limit):
             is_inside = padding.is_inside(self.function, start, end)
             self.is_there = self.function.multiply(self.is_there, is_inside)
+
+    def _move(self, dimension: int, start: Index, *, stays: bool) -> None:
+        origin = self.view.origin
+        if origin is None:
+            return
+        axis, function = origin.axes[dimension], self.function
+        distance = function.multiply(start, padding.step(self.view, dimension))
+        self._starts[axis] = function.add(self._starts[axis], distance)
+        if stays:
+            self._axes.append(axis)
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where what is left begins in the Ref."""
+        if self.view.origin is None:
+            return None
+        return Origin(tuple(self._starts), tuple(self._axes))
 
     @property
     def room(self) -> tuple[int, ...] | None:

@@ -158,6 +158,7 @@ class _Arguments:
             extents=tuple(self.value(extent) for extent in side.extents),
             picks=tuple(self._picks(pick) for pick in side.picks),
             inside=None if side.inside is None else tuple(map(self.value, side.inside)),
+            window=None if side.window is None else side.window.map(self.value),
         )
 
     def _picks(self, pick: Picks) -> Picks:
@@ -212,15 +213,18 @@ class _Inside:
             )
             for pick in side.picks
         )
-        inside = side.inside
+        inside, window = side.inside, side.window
         if inside is not None:
             inside = tuple(self.value(function, extent) for extent in inside)
+        if window is not None:
+            window = window.map(lambda number: self.value(function, number))
         return dataclasses.replace(
             side,
             address=self.value(function, side.address),
             extents=tuple(self.value(function, extent) for extent in side.extents),
             picks=picks,
             inside=inside,
+            window=window,
         )
 
 
@@ -306,9 +310,10 @@ def _make_up(
     checked = context.kernel.checked
     assert checked is not None
     itemsize = dtypes.itemsize(block.dtype)
-    if checked.uninitialised:
+    if checked.uninitialised and block.source.window is not None:
         site = _site(context, block.source, operation)
-        padding.tell_if_cut(context, common, written, site, FROM_PADDING)
+        window = block.source.window
+        padding.tell_if_cut(context, common, written, window, site, FROM_PADDING)
     content = bytes([padding.fill_byte(checked)] * itemsize)
     kind = ir.IntType(8 * itemsize)
     known = [extent for extent in (*common, *written) if not isinstance(extent, int)]

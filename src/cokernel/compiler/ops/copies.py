@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from cokernel.compiler import dtypes
+from cokernel.compiler import dtypes, padding
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
 from cokernel.compiler.function import FunctionBuilder, Index
@@ -61,6 +61,8 @@ class Side:
     ignored: int | None = None
     # How much of each dimension lies in the Ref, where the rest may lie in the padding of tiles.
     inside: tuple[Index, ...] | None = None
+    # Given with `inside`.
+    window: padding.Window | None = None
 
 
 def side_of(context: Context, view: View) -> Side:

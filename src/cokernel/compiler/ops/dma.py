@@ -282,17 +282,19 @@ def _block(
         views = source_view, target_view
         if any(view.indices is not None or view.pieces is not None for view in views):
             raise padding.refused(context, source_view, f"{operation} through indices or a bitcast")
-        source_side = _with_overhang(source_side, source_view)
-        target_side = _with_overhang(target_side, target_view)
+        source_side = _with_overhang(context, source_side, source_view)
+        target_side = _with_overhang(context, target_side, target_view)
     is_atomic = not (target.ref.place is Place.PRIVATE and target.is_own)
     return copies.Block(target_side, source_side, target_view.dtype, add, is_atomic)
 
 
-def _with_overhang(side: copies.Side, view: View) -> copies.Side:
+def _with_overhang(context: Context, side: copies.Side, view: View) -> copies.Side:
     """A side with a dimension of one element in front, for indices that lie in the padding."""
-    inside = None if view.overhang is None else view.reach()[0]
+    inside = window = None
+    if view.overhang is not None:
+        inside, window = view.reach()[0], padding.window_of(context.function, view)
     extents, strides = (1, *side.extents), (0, *side.strides)
-    return dataclasses.replace(side, extents=extents, strides=strides, inside=inside)
+    return dataclasses.replace(side, extents=extents, strides=strides, inside=inside, window=window)
 
 
 def _in_common_pieces(context: Context, source: View, target: View, add: bool) -> tuple[View, View]:

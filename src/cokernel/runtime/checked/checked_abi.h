@@ -88,8 +88,10 @@ int32_t cokernel_checked_undefined(cokernel::Core* core, void* address, int64_t 
                                    int64_t rank, const int64_t* extents, const int64_t* strides,
                                    uint8_t* mask, int32_t read);
 // The core has read from the padding of tiles, where nobody writes; the program calls the read by
-// the number `read`.
-void cokernel_checked_read_padding(cokernel::Core* core, int32_t site, int32_t read);
+// the number `read`. `window`: of each dimension of the Ref the first element, then those behind
+// the last ones, then the extents of the Ref.
+void cokernel_checked_read_padding(cokernel::Core* core, int32_t site, int32_t read, int64_t rank,
+                                   const int64_t* window);
 // Makes the elements undefined whose mask is not zero; the others stay as they are. The values may
 // come from the reads of these numbers.
 void cokernel_checked_mark_undefined(cokernel::Core* core, void* address, int64_t element_bytes,

@@ -130,8 +130,9 @@ int32_t cokernel_checked_undefined(Core* core, void* address, int64_t element_by
   return state.undefined(core, address, element_bytes, rank, extents, strides, mask, read) ? 1 : 0;
 }
 
-void cokernel_checked_read_padding(Core* core, int32_t site, int32_t read) {
-  state_of(core).read_padding(core, site, read);
+void cokernel_checked_read_padding(Core* core, int32_t site, int32_t read, int64_t rank,
+                                   const int64_t* window) {
+  state_of(core).read_padding(core, site, read, rank, window);
 }
 
 void cokernel_checked_mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,

@@ -106,6 +106,7 @@ void State::set_undefined_read(Finding& finding, const UndefinedRead& read, int3
   finding.first = party_of_core(read.core, read.site, read.is_dma ? "copy reads" : "read");
   finding.first->is_dma = read.is_dma;
   finding.first->dma_site = read.dma_site;
+  finding.window = read.window;
   if (read.allocated.site >= 0) {
     finding.allocator = party_of_core(read.allocated.core, read.allocated.site, "allocate");
   }

@@ -81,6 +81,14 @@ struct MemoryRange {
   Parts<int64_t> parts;
 };
 
+// What is read of one dimension of a Ref, in elements: also from the padding of its tiles, which
+// begins at its extent.
+struct Span {
+  int64_t start = 0;
+  int64_t stop = 0;
+  int64_t extent = 0;
+};
+
 // What a core looks at again and again: memory, or a semaphore.
 struct Polled {
   Party party;
@@ -100,6 +108,7 @@ struct Finding {
   int64_t occurrences = 1;
   // The other cores that did the same: who took the place of `first` and of `second`.
   std::vector<std::pair<Party, std::optional<Party>>> also;
+  std::vector<Span> window;                              // UninitialisedRead of padding.
   std::vector<Polled> polled;                            // Livelock.
   std::vector<std::pair<const char*, int64_t>> numbers;  // What the kind says besides: "value" ...
   const char* use = nullptr;                             // UninitialisedRead.

@@ -322,13 +322,17 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
   return true;
 }
 
-void State::read_padding(Core* core, int32_t site, int32_t number) {
+void State::read_padding(Core* core, int32_t site, int32_t number, int64_t rank,
+                         const int64_t* window) {
   const Agent& agent = agent_of(core);
   UndefinedRead read;
   read.core = number_of(core);
   read.site = site;
   read.is_dma = agent.is_dma;
   read.dma_site = agent.dma_site;
+  for (int64_t i = 0; i < rank; ++i) {
+    read.window.push_back({window[i], window[rank + i], window[2 * rank + i]});
+  }
   CoreInfo& known = info(core);
   read.serial = ++known.last_undefined_read;
   known.undefined_reads[number] = std::move(read);

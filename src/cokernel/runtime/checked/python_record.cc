@@ -91,6 +91,13 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
   if (finding.allocator.has_value()) {
     result["allocator"] = describe_party(executable, *finding.allocator);
   }
+  if (!finding.window.empty()) {
+    nb::list window;
+    for (const Span& span : finding.window) {
+      window.append(nb::make_tuple(span.start, span.stop, span.extent));
+    }
+    result["window"] = window;
+  }
   result["memory"] = nb::none();
   int64_t count = 0;
   if (finding.memory.has_value()) {

@@ -83,7 +83,7 @@ class State final : public Conflicts {
   void release(Core* core, int32_t site, void* address, int64_t bytes, int32_t is_semaphore);
   bool undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                  const int64_t* extents, const int64_t* strides, uint8_t* mask, int32_t read);
-  void read_padding(Core* core, int32_t site, int32_t number);
+  void read_padding(Core* core, int32_t site, int32_t number, int64_t rank, const int64_t* window);
   void mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                       const int64_t* extents, const int64_t* strides, const uint8_t* mask,
                       const int32_t* reads, int32_t read_count);
@@ -117,7 +117,8 @@ class State final : public Conflicts {
     Parts<uintptr_t> parts;
     int64_t element_bytes = 1;
     uint64_t serial = 0;
-    Allocation allocated;  // The scope that asked for the memory, if one did.
+    std::vector<Span> window;  // Where it reaches into the padding of tiles.
+    Allocation allocated;      // The scope that asked for the memory, if one did.
   };
   // What a core that polls has looked at: a semaphore, or memory.
   struct Look {
