@@ -9,10 +9,11 @@ from cokernel import rules as rules
 from cokernel.checking.explore import explore as explore
 from cokernel.checking.findings import Finding as Finding
 from cokernel.checking.findings import Party as Party
+from cokernel.checking.launches import last_report as last_report
+from cokernel.checking.launches import reports as reports
 from cokernel.checking.options import Checked as Checked
 from cokernel.checking.report import CheckWarning as CheckWarning
 from cokernel.checking.report import Report as Report
-from cokernel.checking.report import last_report as last_report
 from cokernel.checking.state import checked as checked
 from cokernel.checking.state import set_checked as set_checked
 from cokernel.meshes import CoreMesh as CoreMesh
@@ -56,6 +57,7 @@ __all__ = [
     "mpmd_map",
     "pallas",
     "private",
+    "reports",
     "set_checked",
     "set_target",
     "shared",

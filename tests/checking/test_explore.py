@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
-from cokernel.checking.report import collected_reports
+from cokernel.checking.launches import collected_reports
 from cokernel.checking.schedules import Schedule
 
 CORES = 3

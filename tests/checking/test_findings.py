@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cokernel.checking import report
+from cokernel.checking import launches, report
 from cokernel.checking.elements import Elements, elements_of
 from cokernel.checking.findings import KINDS, finding_of
 from cokernel.checking.options import Checked
@@ -178,7 +178,7 @@ def test_a_warning_that_is_made_an_error_fails_the_launch_with_its_text():
     arguments = {"sites": SITES, "memory": MEMORY}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        text = report.finish_launch(
+        text = launches.finish_launch(
             record(), options=Checked(), not_checked=["a callback's effects"], **arguments
         )
     assert "a callback's effects" in text
@@ -194,24 +194,24 @@ def test_cores_that_run_again_are_not_other_cores():
 
 def test_a_finding_fails_the_launch_unless_it_shall_only_warn():
     arguments = {"sites": SITES, "memory": MEMORY}
-    text = report.finish_launch(record(race()), options=Checked(), **arguments)
+    text = launches.finish_launch(record(race()), options=Checked(), **arguments)
     assert "Race" in text
-    assert text == str(report.last_report())
+    assert text == str(launches.last_report())
     with pytest.warns(report.CheckWarning, match="Race"):
-        warned = report.finish_launch(
+        warned = launches.finish_launch(
             record(race()), options=Checked(on_finding="warn"), **arguments
         )
     assert warned == ""
 
 
 def test_a_clean_launch_raises_nothing():
-    assert report.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY) == ""
-    assert report.last_report().is_clean
+    assert launches.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY) == ""
+    assert launches.last_report().is_clean
 
 
 def test_what_was_not_checked_is_never_called_clean():
     with pytest.warns(report.CheckWarning, match="Not checked"):
-        text = report.finish_launch(
+        text = launches.finish_launch(
             record(),
             options=Checked(),
             sites=SITES,
@@ -219,8 +219,8 @@ def test_what_was_not_checked_is_never_called_clean():
             not_checked=["primitive 'foo' runs through XLA"],
         )
     assert text == ""
-    assert not report.last_report().is_clean
-    assert "nothing found in what was seen" in report.last_report().headline()
+    assert not launches.last_report().is_clean
+    assert "nothing found in what was seen" in launches.last_report().headline()
 
 
 def test_a_report_says_what_was_looked_at_and_what_was_not():
@@ -228,8 +228,8 @@ def test_a_report_says_what_was_looked_at_and_what_was_not():
     unseen = ["primitive 'foo' runs through XLA"]
     arguments = {"sites": SITES, "memory": MEMORY, "not_checked": unseen}
     with pytest.warns(report.CheckWarning):
-        assert report.finish_launch(record(), options=asked, **arguments) == ""
-    made = report.last_report()
+        assert launches.finish_launch(record(), options=asked, **arguments) == ""
+    made = launches.last_report()
     assert "not looked for: races, leftovers" in made.headline()
     assert "10 accesses to memory" in made.coverage()
     assert "off by the options: races, leftovers." in made.coverage()
@@ -243,15 +243,15 @@ def test_a_report_says_what_was_looked_at_and_what_was_not():
 
 @pytest.mark.parametrize("name", ["races", "uninitialised", "bounds", "leftovers"])
 def test_a_launch_is_not_clean_where_a_check_was_off(name):
-    report.finish_launch(record(), options=Checked(**{name: False}), sites=SITES, memory=MEMORY)
-    assert not report.last_report().is_clean
-    assert report.combined([report.last_report()]).off == (name,)
+    launches.finish_launch(record(), options=Checked(**{name: False}), sites=SITES, memory=MEMORY)
+    assert not launches.last_report().is_clean
+    assert report.combined([launches.last_report()]).off == (name,)
 
 
 def test_reports_are_heard_by_those_who_collect_them():
-    with report.collected_reports() as outer, report.collected_reports() as inner:
-        report.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY)
-    report.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY)
+    with launches.collected_reports() as outer, launches.collected_reports() as inner:
+        launches.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY)
+    launches.finish_launch(record(), options=Checked(), sites=SITES, memory=MEMORY)
     assert len(outer) == len(inner) == 1
 
 
@@ -398,6 +398,8 @@ def test_who_waits_in_a_deadlock_is_told_as_data():
 def test_a_launch_that_did_not_end_raises_whatever_the_options_say(options):
     asked = Checked(on_finding="warn", **options)
     ended = {**record(race()), "is_complete": False}
-    assert "Race" in report.finish_launch(ended, options=asked, sites=SITES, memory=MEMORY)
+    assert "Race" in launches.finish_launch(ended, options=asked, sites=SITES, memory=MEMORY)
     failed = record(failure=out_of_bounds())
-    assert "OutOfBounds" in report.finish_launch(failed, options=asked, sites=SITES, memory=MEMORY)
+    assert "OutOfBounds" in launches.finish_launch(
+        failed, options=asked, sites=SITES, memory=MEMORY
+    )

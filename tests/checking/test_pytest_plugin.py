@@ -36,8 +36,63 @@ TESTS = textwrap.dedent(
 )
 
 
-def run(folder: pathlib.Path, *arguments: str) -> str:
-    (folder / "test_kernels.py").write_text(TESTS)
+SWALLOWING_TESTS = textwrap.dedent(
+    """
+    import jax, jax.numpy as jnp, pytest
+    from jax import lax
+    import cokernel
+
+    def last_wins(out_ref):
+        out_ref[0] = lax.axis_index("core")
+
+    kernel = cokernel.kernel(
+        last_wins, jax.ShapeDtypeStruct((1,), jnp.int32), mesh=cokernel.CoreMesh(core=3)
+    )
+
+    def test_swallowed():
+        try:
+            jax.block_until_ready(kernel())
+        except Exception:
+            pass
+
+    @pytest.fixture
+    def swallows():
+        try:
+            jax.block_until_ready(kernel())
+        except Exception:
+            pass
+
+    def test_of_a_fixture(swallows):
+        pass
+
+    def test_expected():
+        with pytest.raises(Exception, match="Race"):
+            jax.block_until_ready(kernel())
+
+    def test_of_another_expectation():
+        try:
+            jax.block_until_ready(kernel())
+        except Exception:
+            with pytest.raises(ValueError):
+                int("x")
+
+    def test_asked_for():
+        with cokernel.checked(on_finding="warn"):
+            jax.block_until_ready(kernel())
+        assert cokernel.explore(kernel, schedules=3).of_kind("Race")
+
+    @pytest.mark.xfail(strict=True)
+    def test_expected_to_fail():
+        test_swallowed()
+
+    def test_clean():
+        pass
+    """
+)
+
+
+def run(folder: pathlib.Path, *arguments: str, tests: str = TESTS) -> str:
+    (folder / "test_kernels.py").write_text(tests)
     # By name, so that it is this plugin whether Cokernel is installed or on the path; pytest
     # leaves out the entry point of the same name.
     plugin = ["-p", "cokernel.checking.pytest_plugin"]
@@ -77,3 +132,20 @@ def test_a_path_that_the_option_takes_is_told_so(tmp_path):
     text = run(tmp_path, "--cokernel-check", "test_kernels.py")
     assert "takes a number of schedules, got 'test_kernels.py'" in text
     assert "--cokernel-check=1" in text
+
+
+def test_findings_whose_exceptions_are_swallowed_fail_the_test(tmp_path):
+    text = run(tmp_path, "--cokernel-check=2", "-rA", tests=SWALLOWING_TESTS)
+    assert "2 failed, 3 passed, 1 xfailed, 1 warning, 1 error" in text
+    assert "FAILED test_kernels.py::test_swallowed" in text
+    assert "FAILED test_kernels.py::test_of_another_expectation" in text
+    assert "ERROR test_kernels.py::test_of_a_fixture" in text
+    assert "this passes, but its kernels have findings" in text
+    assert "Race: program 'last_wins'" in text
+
+
+def test_findings_that_only_warn_fail_no_test(tmp_path):
+    options = "--cokernel-check-options=on_finding=warn"
+    text = run(tmp_path, options, "-k", "swallowed or fixture", tests=SWALLOWING_TESTS)
+    assert "2 passed" in text
+    assert "CheckWarning: Checked: kernel 'last_wins'" in text

@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
 from cokernel import _jax
-from cokernel.checking.report import collected_reports
+from cokernel.checking.launches import collected_reports
 from cokernel.compiler.definedness import Origins, Scope, bools, report_undefined_p
 from cokernel.compiler.definedness_rules import load
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--replay takes one schedule again: leave out --seed and --schedules")
 
     from cokernel import meshes
-    from cokernel.checking import options, report
+    from cokernel.checking import launches, options
 
     try:
         wanted = options.from_text(asked.options)
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     except (TypeError, ValueError) as error:
         parser.error(str(error))
 
-    with report.collected_reports() as heard:
+    with launches.collected_reports() as heard:
         problem = _run(script, asked.arguments, wanted.replace(on_finding="warn"), asked.target)
     reports = [made for made, _ in heard]
     if asked.json == "-":

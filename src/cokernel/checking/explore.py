@@ -3,23 +3,21 @@
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from cokernel import _runtime
+from cokernel.checking.launches import Heard, collected_reports, is_explained, misfit
 from cokernel.checking.options import Checked
-from cokernel.checking.report import Report, collected_reports, combined, is_explained, misfit
+from cokernel.checking.report import Report, combined
 from cokernel.checking.schedules import Schedule
 from cokernel.checking.state import checked
 from cokernel.checking.tree import ChoiceTree
 
 # The runtime has one schedule for all launches of the process, so one exploration runs at a time.
 _exploring = threading.Lock()
-
-# The report of a launch, and the record it was made from.
-Heard = tuple[Report, Mapping[str, Any]]
 
 
 @contextlib.contextmanager

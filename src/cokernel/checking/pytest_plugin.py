@@ -2,7 +2,10 @@
 
 import argparse
 import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import pytest
 
 # JAX is imported when the option is given, and not whenever pytest starts.
 
@@ -44,8 +47,6 @@ def pytest_configure(config: Any) -> None:
     if not schedules and not written:
         return
     if schedules is not None and schedules < 0:
-        import pytest
-
         raise pytest.UsageError(f"--cokernel-check takes a number of schedules, got {schedules}")
     config.pluginmanager.register(_CheckedRun(max(schedules, 1), written), "cokernel-checked-run")
 
@@ -54,9 +55,7 @@ class _CheckedRun:
     """Checked mode during one run of pytest, and its summary."""
 
     def __init__(self, schedules: int, written: str):
-        import pytest
-
-        from cokernel.checking import options, report
+        from cokernel.checking import options
 
         try:
             asked = options.from_text(written)
@@ -64,21 +63,75 @@ class _CheckedRun:
             raise pytest.UsageError(f"--cokernel-check-options: {error}") from None
         self.options = asked.replace(schedules=max(schedules, asked.schedules))
         self._stack = contextlib.ExitStack()
-        self._reports = report
+        # The reports of all launches so far with their records, and how many are dealt with.
+        self._heard: list[tuple[Any, Mapping[str, Any]]] = []
+        self._seen = 0
 
     def pytest_sessionstart(self) -> None:
         from cokernel import pallas
-        from cokernel.checking import state
+        from cokernel.checking import launches, state
 
         before = state.current()
         state.set_checked(self.options)
         self._stack.callback(state.set_checked, before)
         pallas.enable()
         self._stack.callback(pallas.disable)
-        self._heard = self._stack.enter_context(self._reports.collected_reports())
+        self._heard = self._stack.enter_context(launches.collected_reports(speaks=False))
+        self._stack.enter_context(_expectations(self._expect))
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: Any, exitstatus: int) -> None:
+        if self._swallowed() and not exitstatus:
+            # A launch that nobody has waited for has ended after the last test.
+            session.exitstatus = 1
         self._stack.close()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self) -> Iterator[None]:
+        yield from self._phase()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        yield from self._phase()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Iterator[None]:
+        yield from self._phase()
+
+    def _phase(self) -> Iterator[None]:
+        """Fails a part of a test that passes although its kernels have findings."""
+        try:
+            result = yield
+        except BaseException:
+            # It has failed, or was skipped, and pytest says why.
+            self._seen = len(self._heard)
+            raise
+        swallowed = self._swallowed()
+        self._seen = len(self._heard)
+        if swallowed:
+            pytest.fail(_SWALLOWED + "\n\n".join(map(str, swallowed)), pytrace=False)
+        return result
+
+    def _swallowed(self) -> list[Any]:
+        """The reports with findings that nobody has dealt with."""
+        new = self._heard[self._seen :]
+        if not new:
+            return []
+        if self.options.on_finding == "warn":
+            return []
+        # Where a test has chosen other options, or explores, the findings are its own business.
+        return [
+            report
+            for report, record in new
+            if record["options"] == self.options and (report.findings or report.dropped)
+        ]
+
+    def _expect(self, error: BaseException) -> None:
+        """Notes an exception that has come to `pytest.raises`."""
+        from cokernel.checking.launches import is_explained
+
+        new = self._heard[self._seen :]
+        if isinstance(error, Exception) and any(is_explained(error, report) for report, _ in new):
+            self._seen = len(self._heard)
 
     def pytest_report_header(self) -> str:
         return (
@@ -86,8 +139,10 @@ class _CheckedRun:
         )
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from cokernel.checking.report import merged
+
         made = [report for report, _ in self._heard]
-        findings = self._reports.merged([f for report in made for f in report.findings])
+        findings = merged([f for report in made for f in report.findings])
         unseen = dict.fromkeys(item for report in made for item in report.not_checked)
         terminalreporter.section("cokernel: checked mode")
         kernels = len({report.kernel for report in made})
@@ -98,3 +153,30 @@ class _CheckedRun:
             terminalreporter.line(f"  {finding.kind}: {finding.sentence}", red=True)
         for item in unseen:
             terminalreporter.line(f"  not checked: {item}", yellow=True)
+
+
+_SWALLOWED = (
+    "this passes, but its kernels have findings in checked mode that did not reach pytest: their "
+    "exceptions were caught, or nobody waited for the results. Where they are expected write "
+    "pytest.raises around the launch, or ask for checked mode there; "
+    "--cokernel-check-options=on_finding=warn fails no test.\n\n"
+)
+
+
+@contextlib.contextmanager
+def _expectations(note: Callable[[BaseException], None]) -> Iterator[None]:
+    """Tells `note` of every exception that `pytest.raises` is content with."""
+    kind: Any = type(pytest.raises(Exception))
+    leave = kind.__exit__
+
+    def noting(self: Any, exc_type: Any, error: Any, traceback: Any) -> Any:
+        is_content = leave(self, exc_type, error, traceback)
+        if is_content and error is not None:
+            note(error)
+        return is_content
+
+    kind.__exit__ = noting
+    try:
+        yield
+    finally:
+        kind.__exit__ = leave

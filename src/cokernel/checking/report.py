@@ -1,9 +1,6 @@
 """The report of a checked launch, or of several: its findings, and what could not be checked."""
 
-import contextlib
 import dataclasses
-import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +13,6 @@ from cokernel.checking.findings import (
     finding_of,
     replay_text,
 )
-from cokernel.checking.options import Checked
 from cokernel.checking.places import Places, where_and_code
 
 # What stands above the advice in the text of a deadlock.
@@ -282,109 +278,3 @@ def combined(reports: Sequence[Report]) -> Report:
         counts=counts,
         off=tuple(dict.fromkeys(name for report in reports for name in report.off)),
     )
-
-
-class _Reports:
-    """The last report of the process, and those who listen for reports."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.last: Report | None = None
-        self._listeners: list[list[tuple[Report, Mapping[str, Any]]]] = []
-
-    def add(self, report: Report, record: Mapping[str, Any]) -> bool:
-        """Keeps a report; whether anybody listens."""
-        with self._lock:
-            self.last = report
-            for listener in self._listeners:
-                listener.append((report, record))
-            return bool(self._listeners)
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[list[tuple[Report, Mapping[str, Any]]]]:
-        heard: list[tuple[Report, Mapping[str, Any]]] = []
-        with self._lock:
-            self._listeners.append(heard)
-        try:
-            yield heard
-        finally:
-            with self._lock:
-                # By identity: two listeners that have heard the same are equal lists.
-                self._listeners = [other for other in self._listeners if other is not heard]
-
-
-_reports = _Reports()
-
-
-def last_report() -> Report | None:
-    """Returns the report of the checked launch that ended last, None if there was none yet.
-
-    A launch runs asynchronously: wait for its results (`jax.block_until_ready`) before you ask.
-    """
-    return _reports.last
-
-
-def collected_reports() -> contextlib.AbstractContextManager[
-    list[tuple[Report, Mapping[str, Any]]]
-]:
-    """Collects, within a `with` block, the reports of all launches that end, with their records."""
-    return _reports.listening()
-
-
-def finish_launch(
-    record: Mapping[str, Any],
-    *,
-    options: Checked,
-    sites: Sequence[Mapping[str, Any]],
-    memory: Mapping[str, Any],
-    not_checked: Sequence[str] = (),
-    chip: Sequence[Finding] = (),
-    notes: Sequence[str] = (),
-) -> str:
-    """Makes and keeps the report of a launch; the runtime calls this at its end.
-
-    Returns:
-      The text of the error that the launch raises, "" if it raises none. A launch that did not
-      come to its end has no results, so it raises whatever the options say.
-    """
-    places = Places(sites, memory)
-    if options.chip_limits == "warn":
-        notes, chip = [*notes, *map(_as_note, chip)], ()
-    report = report_of(
-        record, places, not_checked=not_checked, chip=chip, notes=notes, off=options.switched_off
-    )
-    is_heard = _reports.add(report, record)
-    if not record["schedule"].get("fits", True):
-        return misfit(report.kernel)
-    has_ended = record.get("failure") is not None or not record.get("is_complete", True)
-    if not has_ended and (options.on_finding == "warn" or not (report.findings or report.dropped)):
-        if not is_heard and (report.findings or report.not_checked or report.notes):
-            try:
-                warnings.warn(str(report), CheckWarning, stacklevel=2)
-            except CheckWarning:
-                # Python's filters make errors of warnings; the launch raises it.
-                return str(report)
-        return ""
-    return str(report)
-
-
-def misfit(kernel: str) -> str:
-    """What is said where the choices of a schedule cannot be taken."""
-    return (
-        f"kernel {kernel!r} cannot follow the schedule that it shall replay: the schedule belongs "
-        "to another kernel, to other arguments, or to the kernel as it was before it was changed. "
-        "Explore the kernel again"
-    )
-
-
-def is_explained(error: Exception, report: Report) -> bool:
-    """Whether an error is the one that a launch raised because of what its report says."""
-    texts = [misfit(report.kernel)]
-    if report.findings or report.dropped:
-        texts.append(report.headline())
-    return any(text in str(error) for text in texts)
-
-
-def _as_note(finding: Finding) -> str:
-    place = next((f" ({p.file}:{p.line})" for p in finding.parties if p.file), "")
-    return f"{finding.kind}: {finding.sentence}{place}"

@@ -257,7 +257,7 @@ def _register(key: int, module: Mapping[str, Any], callbacks: Sequence[Mapping[s
     spec["report"] = functools.partial(_describe, sites=module["sites"], memory=module["memory"])
     if "checked" in module:
         from cokernel.checking.findings import Finding
-        from cokernel.checking.report import finish_launch
+        from cokernel.checking.launches import finish_launch
 
         spec["checked_report"] = functools.partial(
             finish_launch,

@@ -1,0 +1,70 @@
+"""Reports and warnings of programs that launch several kernels."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import cokernel
+
+OUT = jax.ShapeDtypeStruct((1,), jnp.int32)
+
+
+def first_races(out_ref):
+    out_ref[0] = lax.axis_index("core")
+
+
+def second_races(x_ref, out_ref):
+    out_ref[0] = x_ref[0] + lax.axis_index("core")
+
+
+def two_kernels():
+    mesh = cokernel.CoreMesh(core=2)
+    first, second = (cokernel.kernel(body, OUT, mesh=mesh) for body in (first_races, second_races))
+    return jax.jit(lambda: second(first()))
+
+
+def writing_line(body):
+    lines, start = inspect.getsourcelines(body)
+    return start + next(i for i, line in enumerate(lines) if "out_ref[0] =" in line)
+
+
+def run_and_catch(options):
+    with cokernel.checked(options), pytest.warns(cokernel.CheckWarning) as caught:
+        jax.block_until_ready(two_kernels()())
+    return caught
+
+
+def test_each_kernel_of_a_program_warns_at_its_users_line():
+    caught = run_and_catch(cokernel.Checked(on_finding="warn"))
+    places = [(warning.filename, warning.lineno) for warning in caught]
+    bodies = (first_races, second_races)
+    assert places == [(__file__, writing_line(body)) for body in bodies]
+    texts = [str(warning.message) for warning in caught]
+    assert all(body.__name__ in text for body, text in zip(bodies, texts, strict=True))
+
+
+def test_there_is_a_report_of_each_kernel_of_a_program():
+    before = len(cokernel.reports())
+    run_and_catch(cokernel.Checked(on_finding="warn"))
+    reports = cokernel.reports()[before:]
+    assert [report.kernel for report in reports] == ["first_races", "second_races"]
+    assert all(report.of_kind("Race") for report in reports)
+    assert cokernel.last_report() is reports[-1]
+
+
+def test_what_was_not_checked_is_warned_of_at_the_line_that_made_the_kernel():
+    def calls_back(x_ref, out_ref):
+        jax.debug.callback(lambda x: None, x_ref[0])
+        out_ref[0] = x_ref[0]
+
+    kernel = cokernel.kernel(calls_back, OUT, mesh=cokernel.CoreMesh(core=1))
+    with cokernel.checked(), pytest.warns(cokernel.CheckWarning, match="Not checked") as caught:
+        jax.block_until_ready(kernel(jnp.ones(1, jnp.int32)))
+    [warning] = caught
+    here = test_what_was_not_checked_is_warned_of_at_the_line_that_made_the_kernel
+    lines, start = inspect.getsourcelines(here)
+    made = start + next(i for i, line in enumerate(lines) if "kernel = cokernel.kernel" in line)
+    assert (warning.filename, warning.lineno) == (__file__, made)
