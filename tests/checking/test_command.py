@@ -1,5 +1,6 @@
 """`cokernel check` with scripts that do not run, or do not end well."""
 
+import json
 import subprocess
 import sys
 
@@ -49,6 +50,7 @@ def test_a_file_that_is_no_script_is_a_usage_error(tmp_path, capsys, name, conte
         (["--replay", "garbage"], "Replay:"),
         (["--replay", "ck1:random:0:3", "--schedules", "7"], "leave out --seed and --schedules"),
         (["--options", "races"], "name=value"),
+        (["--options", "seed=3", "--seed", "4"], "contradict"),
         (["--target", "v99"], "v99"),
         (["--json", "/no/such/folder/report.json"], "no folder"),
         (["/"], "is a folder"),
@@ -81,3 +83,14 @@ def test_how_a_script_ended_is_told_beside_its_reports(tmp_path, ending, status,
     assert "nothing found" in ran.stdout
     assert words in ran.stderr
     assert "runpy" not in ran.stderr
+
+
+def test_with_the_report_on_stdout_what_the_script_prints_goes_to_stderr(tmp_path):
+    script = tmp_path / "prints.py"
+    prints = 'import os; print("printed"); os.system("echo echoed")\n'
+    script.write_text(prints + SCRIPT + 'print("done")\n')
+    command_line = [sys.executable, "-m", "cokernel", "check", "--json", "-", str(script)]
+    ran = subprocess.run(command_line, capture_output=True, text=True, timeout=120, check=True)
+    [report] = json.loads(ran.stdout)
+    assert report["is_clean"]
+    assert {"printed", "echoed", "done"} <= set(ran.stderr.split())

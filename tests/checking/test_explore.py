@@ -1,5 +1,7 @@
 """Kernels explored under many schedules, and schedules replayed."""
 
+import dataclasses
+import io
 import json
 import subprocess
 import sys
@@ -79,6 +81,13 @@ def test_all_schedules_of_a_small_kernel_are_visited(preemptions):
         tickets(guarded=False), schedules=2000, exhaustive=True, preemptions=preemptions
     )
     assert report.exhaustive
+    extent = {
+        None: "all there are",
+        0: "all there are with at most 0 interruptions of a core",
+        1: "all there are with at most 1 interruption of a core",
+    }[preemptions]
+    assert f" seen, {extent}.\n" in str(report)
+    assert f"schedules, {extent}." in str(report)
     assert report.of_kind("Race")
     assert 1 <= report.behaviours <= report.schedules
 
@@ -134,8 +143,8 @@ def test_a_finding_is_replayed_in_another_process(tmp_path):
         command = [sys.executable, "-m", "cokernel", "check", "--json", "-", *arguments, script]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert ran.returncode == 1, ran.stderr
-        result, _, text = ran.stdout.partition("\n")
-        return result, json.loads(text)
+        [result] = [line for line in ran.stderr.splitlines() if line.startswith("result")]
+        return result, json.loads(ran.stdout)
 
     result, [report] = check("--seed", "5")
     [finding] = report["findings"]
@@ -201,7 +210,11 @@ def test_what_ended_a_launch_raises_inside_an_exploration_and_is_in_its_report()
     [
         ({"schedules": 0}, ValueError, "schedules"),
         ({"schedules": 2.5}, TypeError, "schedules"),
-        ({"schedules": None}, TypeError, "schedules"),
+        (
+            {"schedules": 3, "options": cokernel.Checked(schedules=4)},
+            ValueError,
+            r"explore\(schedules=3\) and Checked\(schedules=4\) contradict",
+        ),
         ({"schedules": True}, TypeError, "schedules"),
         ({"preemptions": -1}, ValueError, "preemptions"),
         ({"preemptions": "2"}, TypeError, "preemptions"),
@@ -212,6 +225,31 @@ def test_what_ended_a_launch_raises_inside_an_exploration_and_is_in_its_report()
 def test_meaningless_arguments_of_an_exploration_are_refused_by_name(arguments, error, words):
     with pytest.raises(error, match=words):
         cokernel.explore(tickets(guarded=True), **arguments)
+
+
+def test_options_say_how_often_if_the_argument_does_not():
+    options = cokernel.Checked(schedules=4)
+    assert cokernel.explore(tickets(guarded=True), options=options).schedules == 4
+    again = cokernel.explore(tickets(guarded=True), options=options, schedules=np.int64(4))
+    assert again.schedules == 4
+
+
+@pytest.mark.parametrize("exhaustive", [False, True])
+def test_one_behaviour_is_told_in_the_singular(exhaustive):
+    from rich.console import Console
+
+    def body(out_ref):
+        out_ref[0] = 1
+
+    kernel = cokernel.kernel(
+        body, jax.ShapeDtypeStruct((1,), jnp.int32), mesh=cokernel.CoreMesh(core=1)
+    )
+    report = cokernel.explore(kernel, schedules=3, exhaustive=exhaustive)
+    report = dataclasses.replace(report, schedules=3)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report)
+    for text in (str(report), console.export_text()):
+        assert "1 behaviour was seen" in text
 
 
 @pytest.mark.parametrize("function", [3, None, "kernel", np.zeros(2)])

@@ -280,6 +280,8 @@ def test_an_index_out_of_bounds_is_told_with_ref_shape_range_core_and_line(start
     assert "(64, 8)" in text
     assert f"at {HERE}:1 in left.body" in text
     assert "Reports of failed launches" in text
+    hint = "do not count from the end as Python's do: -3 is not 61"
+    assert (hint in text) == (start == -3)
 
 
 @pytest.mark.parametrize(

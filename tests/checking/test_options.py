@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
@@ -48,15 +49,40 @@ def test_a_meaningless_option_is_refused_by_name(fields, error, words):
         Checked(**fields)
 
 
-@pytest.mark.parametrize("text", ["1", " 1 "])
+@pytest.mark.parametrize("text", ["1", " 1 ", "on", "True", "yes"])
 def test_the_environment_variable_turns_the_defaults_on(text):
     assert options.from_environment({options.VARIABLE: text}) == Checked()
 
 
-@pytest.mark.parametrize("text", ["", "0"])
+@pytest.mark.parametrize("text", ["", "0", "off", "False", "no"])
 def test_an_empty_environment_variable_means_native(text):
     assert options.from_environment({options.VARIABLE: text}) is None
     assert options.from_environment({}) is None
+
+
+def test_integers_of_every_type_are_taken():
+    taken = Checked(seed=np.int32(3), schedules=np.array(2), fill=np.uint8(7))
+    assert taken == Checked(seed=3, schedules=2, fill=7)
+    assert {type(taken.seed), type(taken.schedules), type(taken.fill)} == {int}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("xyz", "1 of the four parts"),
+        ("ck1:random:0", "3 of the four parts"),
+        ("ck1:random:0:x", "its seed is 'x'"),
+        ("ck1:random:a:1", "its launch is 'a'"),
+        ("ck1:choices:0:eJw", "copy the whole string"),
+        ("ck1:choices:0:*", "copy the whole string"),
+        ("ck1:lucky:0:1", "no strategy 'lucky'"),
+    ],
+)
+def test_a_bad_replay_string_is_told_what_one_looks_like(text, words):
+    with pytest.raises(ValueError, match=words) as raised:
+        Checked(replay=text)
+    assert "ck1:strategy:launch:seed, as in 'ck1:random:0:17'" in str(raised.value)
+    assert "unpack" not in str(raised.value)
 
 
 def test_options_are_written_as_pairs():
@@ -65,7 +91,7 @@ def test_options_are_written_as_pairs():
     assert options.from_text(text) == expected
 
 
-@pytest.mark.parametrize("text", ["sed=3", "races", "seed=x", "races=perhaps"])
+@pytest.mark.parametrize("text", ["sed=3", "races", "seed=x", "races=perhaps", "seed=1,seed=2"])
 def test_a_part_that_is_not_understood_is_named(text):
     with pytest.raises(ValueError, match=text.partition("=")[0]):
         options.from_text(text)
@@ -142,7 +168,7 @@ def test_a_schedule_is_taken_again_once():
     assert again.for_runtime()["schedules"] == 1
 
 
-@pytest.mark.parametrize("text", ["yes", "seed=x", "schedules=0", "fill=red", "replay=abc"])
+@pytest.mark.parametrize("text", ["2", "seed=x", "schedules=0", "fill=red", "replay=abc"])
 def test_an_environment_variable_that_means_nothing_is_named(text):
     with pytest.raises(ValueError, match=f"{options.VARIABLE} is '{text}'"):
         options.from_environment({options.VARIABLE: text})

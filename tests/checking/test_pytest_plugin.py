@@ -128,6 +128,11 @@ def test_an_option_that_is_not_understood_is_a_usage_error(tmp_path):
     assert "'rices=off' is no option" in text
 
 
+def test_two_numbers_of_schedules_are_a_usage_error(tmp_path):
+    text = run(tmp_path, "--cokernel-check=4", "--cokernel-check-options=schedules=3")
+    assert "contradict each other" in text
+
+
 def test_a_path_that_the_option_takes_is_told_so(tmp_path):
     text = run(tmp_path, "--cokernel-check", "test_kernels.py")
     assert "takes a number of schedules, got 'test_kernels.py'" in text

@@ -1,12 +1,14 @@
 """`cokernel check script.py`: runs a script with every kernel in checked mode."""
 
 import argparse
+import contextlib
 import json
+import os
 import pathlib
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 # The exit statuses: nothing found; something found, or the script failed.
 CLEAN, FOUND = 0, 1
@@ -33,7 +35,11 @@ def main(arguments: Sequence[str]) -> int:
         help="fields of cokernel.Checked, as in 'races=off,strategy=pct'",
     )
     parser.add_argument("--target", metavar="CHIP", help="pretend to have this chip: v6e, tpu7x")
-    parser.add_argument("--json", metavar="FILE", help="write the reports there too; - prints them")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the reports there too; - prints them, and what the script prints to stderr",
+    )
     parser.add_argument("script", help="the Python script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script is given")
     asked = parser.parse_args(arguments)
@@ -48,11 +54,14 @@ def main(arguments: Sequence[str]) -> int:
 
     from cokernel import meshes
     from cokernel.checking import launches, options
+    from cokernel.checking.options import Checked
 
     try:
         wanted = options.from_text(asked.options)
         for name in ("schedules", "seed", "replay"):
             if getattr(asked, name) is not None:
+                if getattr(wanted, name) not in (getattr(asked, name), getattr(Checked(), name)):
+                    raise ValueError(f"--{name} and {name}= in --options contradict each other")
                 wanted = wanted.replace(**{name: getattr(asked, name)})
         with meshes.target_or_nothing(asked.target):
             pass
@@ -60,7 +69,10 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(str(error))
 
     with launches.collected_reports() as heard:
-        problem = _run(script, asked.arguments, wanted.replace(on_finding="warn"), asked.target)
+        # Where the reports go to stdout, nothing else may.
+        aside = _stdout_on_stderr() if asked.json == "-" else contextlib.nullcontext()
+        with aside:
+            problem = _run(script, asked.arguments, wanted.replace(on_finding="warn"), asked.target)
     reports = [made for made, _ in heard]
     if asked.json == "-":
         print(json.dumps([made.to_dict() for made in reports], indent=2))
@@ -72,6 +84,22 @@ def main(arguments: Sequence[str]) -> int:
     if problem:
         print(f"cokernel check: {problem}", file=sys.stderr)
     return CLEAN if not problem and not any(made.findings for made in reports) else FOUND
+
+
+@contextlib.contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Sends what is written to stdout to stderr, also by other programs and by C."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _unreadable(script: pathlib.Path) -> str:

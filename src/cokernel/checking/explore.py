@@ -10,7 +10,7 @@ import jax
 
 from cokernel import _runtime
 from cokernel.checking.launches import Heard, collected_reports, is_explained, misfit
-from cokernel.checking.options import Checked
+from cokernel.checking.options import Checked, as_int
 from cokernel.checking.report import Report, combined
 from cokernel.checking.schedules import Schedule
 from cokernel.checking.state import checked
@@ -18,6 +18,9 @@ from cokernel.checking.tree import ChoiceTree
 
 # The runtime has one schedule for all launches of the process, so one exploration runs at a time.
 _exploring = threading.Lock()
+
+# Under so many schedules a function runs if nobody says under how many.
+SCHEDULES = 100
 
 
 @contextlib.contextmanager
@@ -39,7 +42,7 @@ def scheduled(schedule: Schedule | None, *, record: bool = False) -> Iterator[No
 def explore(
     function: Callable[..., Any],
     *args: Any,
-    schedules: int = 100,
+    schedules: int | None = None,
     options: Checked | None = None,
     exhaustive: bool = False,
     preemptions: int | None = 2,
@@ -53,7 +56,7 @@ def explore(
     Args:
       function: calls one or more kernels. It must not keep state between calls, and is best
         without donated arguments.
-      schedules: how many runs there are at most.
+      schedules: how many runs there are at most: 100, unless `options` say how many.
       options: what is looked for, and with which strategy and first seed. A `replay` in it makes
         this one run of that schedule.
       exhaustive: whether, instead of drawing schedules, all are visited that interrupt a core at
@@ -73,8 +76,10 @@ def explore(
       Exception: what the function raises, unless it is the error of a launch that the report
         explains.
     """
-    _check_arguments(function, schedules, options, exhaustive, preemptions)
+    _check_arguments(function, options, exhaustive)
     asked = Checked() if options is None else options
+    most = _schedules(schedules, asked)
+    bound = None if preemptions is None else _at_least("preemptions", preemptions, 0)
     # One launch, one schedule: repeating is done here.
     quiet = asked.replace(schedules=1, on_finding="warn", replay=None)
 
@@ -96,20 +101,38 @@ def explore(
                     raise ValueError(misfit(made["executable"]))
             return together([heard])
         if exhaustive:
-            return _all_schedules(run, schedules, preemptions)
+            return _all_schedules(run, most, bound)
         # Launches are counted within each run.
         first = dataclasses.replace(asked.schedule(), launch=None)
         return together(
             [
                 run(dataclasses.replace(first, seed=(first.seed + number) % 2**64))
-                for number in range(schedules)
+                for number in range(most)
             ]
         )
 
 
-def _check_arguments(
-    function: Any, schedules: Any, options: Any, exhaustive: Any, preemptions: Any
-) -> None:
+def _schedules(schedules: Any, options: Checked) -> int:
+    """How many runs are asked for by the argument, or else by the options."""
+    if schedules is None:
+        return options.schedules if options.schedules != 1 else SCHEDULES
+    wanted = _at_least("schedules", schedules, 1)
+    if options.schedules not in (1, wanted):
+        raise ValueError(
+            f"explore(schedules={wanted}) and Checked(schedules={options.schedules}) contradict "
+            "each other: give one of them"
+        )
+    return wanted
+
+
+def _at_least(name: str, number: Any, least: int) -> int:
+    value = as_int(f"explore({name}=...)", number)
+    if value < least:
+        raise ValueError(f"explore({name}=...) must be at least {least}, got {value}")
+    return value
+
+
+def _check_arguments(function: Any, options: Any, exhaustive: Any) -> None:
     if not callable(function):
         raise TypeError(
             "explore(function, *args) calls a function that launches kernels, under many "
@@ -119,13 +142,6 @@ def _check_arguments(
         raise TypeError(f"explore(options=...) must be a cokernel.Checked, got {options!r}")
     if not isinstance(exhaustive, bool):
         raise TypeError(f"explore(exhaustive=...) must be a bool, got {exhaustive!r}")
-    for name, number, least in (("schedules", schedules, 1), ("preemptions", preemptions, 0)):
-        if number is None and name == "preemptions":
-            continue
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"explore({name}=...) must be an int, got {number!r}")
-        if number < least:
-            raise ValueError(f"explore({name}=...) must be at least {least}, got {number}")
 
 
 def _all_schedules(
@@ -142,7 +158,7 @@ def _all_schedules(
             )
         runs.append(heard)
         tree.add(heard[0][1]["schedule"])
-    return dataclasses.replace(together(runs), exhaustive=tree.is_done)
+    return dataclasses.replace(together(runs), exhaustive=tree.is_done, preemptions=preemptions)
 
 
 def together(runs: Sequence[Sequence[Heard]]) -> Report:

@@ -119,6 +119,11 @@ def _out_of_bounds(failure: Mapping[str, Any], places: Places) -> str:
         lines.append(f"  {name!r} has the shape {site['shape']}")
         if site.get("part"):
             lines.append(f"  the part of it, or the view, that is indexed here: {site['part']}")
+    if -extent <= start < 0:
+        lines.append(
+            f"  indices of Refs do not count from the end as Python's do: {start} is not "
+            f"{extent + start}"
+        )
     return "\n".join([*lines, *where_and_code(site, "  ")])
 
 

@@ -1,9 +1,12 @@
 """What checked mode is asked to look for, and under which schedules."""
 
 import dataclasses
+import operator
 import os
 from collections.abc import Mapping
 from typing import Any, Literal
+
+import numpy as np
 
 from cokernel import _jax
 from cokernel.checking.schedules import DEEPEST, STRATEGIES, Schedule
@@ -85,8 +88,12 @@ class Checked:
             value = getattr(self, field.name)
             if field.type is bool and not isinstance(value, bool):
                 raise TypeError(f"Checked({field.name}=...) must be a bool, got {value!r}")
-            if field.type is int and (isinstance(value, bool) or not isinstance(value, int)):
-                raise TypeError(f"Checked({field.name}=...) must be an int, got {value!r}")
+            if field.type is int:
+                # Also NumPy's integers, and scalar arrays of them.
+                number = as_int(f"Checked({field.name}=...)", value)
+                object.__setattr__(self, field.name, number)
+        if not isinstance(self.fill, str | bool) and hasattr(self.fill, "__index__"):
+            object.__setattr__(self, "fill", as_int("Checked(fill=...)", self.fill))
         for name, (least, most) in _RANGES.items():
             if not least <= getattr(self, name) <= most:
                 raise ValueError(
@@ -145,6 +152,20 @@ _RANGES = {
     "depth": (1, DEEPEST),
     "max_findings": (1, 2**31 - 1),
 }
+
+
+def as_int(what: str, value: Any) -> int:
+    """An integer of any type as an int.
+
+    Raises:
+      TypeError: for everything else, and for bools; the message begins with `what`.
+    """
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an int, got {value!r}") from None
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...], or_else: str = "") -> None:
@@ -222,30 +243,30 @@ def from_interpret(interpret: Any) -> Checked | None:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Checked | None:
-    """What the variable COKERNEL_CHECK asks for; None if it is unset, empty or "0".
+    """What the variable COKERNEL_CHECK asks for; None if it is unset, empty, "0" or "off".
 
     Raises:
       ValueError: if it cannot be understood.
     """
     text = environment.get(VARIABLE, "").strip()
-    if text in ("", "0"):
+    if text == "" or _SWITCH.get(text.lower()) is False:
         return None
     try:
         return from_text(text)
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"the environment variable {VARIABLE} is {text!r}: {error}. Write 1, or options as in "
-            "'seed=3,schedules=20', or unset it"
+            f"the environment variable {VARIABLE} is {text!r}: {error}. Write 1 or 0, or options "
+            "as in 'seed=3,schedules=20', or unset it"
         ) from None
 
 
 def from_text(text: str) -> Checked:
-    """Options written as in "seed=3,schedules=20,races=off"; "1" and "" mean the defaults.
+    """Options written as in "seed=3,schedules=20,races=off"; "1", "on" and "" mean the defaults.
 
     Raises:
       ValueError: naming the part that is not understood.
     """
-    if text.strip() in ("1", ""):
+    if text.strip() == "" or _SWITCH.get(text.strip().lower()):
         return Checked()
     fields = {field.name: field for field in dataclasses.fields(Checked)}
     values: dict[str, Any] = {}
@@ -256,16 +277,24 @@ def from_text(text: str) -> Checked:
                 f"{part.strip()!r} is no option of checked mode; write name=value, separated by "
                 f"commas, with a name among {', '.join(fields)}"
             )
+        if name in values:
+            raise ValueError(f"{name} is given twice, as in {part.strip()!r}; give it once")
         values[name] = _parse(name, fields[name].type, written)
     return Checked(**values)
 
 
+# Words that switch something on or off, in lower case.
+_SWITCH = {
+    **dict.fromkeys(("1", "true", "on", "yes"), True),
+    **dict.fromkeys(("0", "false", "off", "no"), False),
+}
+
+
 def _parse(name: str, kind: Any, text: str) -> Any:
     if kind is bool:
-        switch = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-        if text.lower() not in switch:
+        if text.lower() not in _SWITCH:
             raise ValueError(f"{name} is either on or off, not {text!r}")
-        return switch[text.lower()]
+        return _SWITCH[text.lower()]
     if kind is int or (name == "fill" and text.lstrip("-").isdigit()):
         try:
             return int(text)

@@ -61,6 +61,11 @@ class _CheckedRun:
             asked = options.from_text(written)
         except (TypeError, ValueError) as error:
             raise pytest.UsageError(f"--cokernel-check-options: {error}") from None
+        if schedules > 1 and asked.schedules not in (1, schedules):
+            raise pytest.UsageError(
+                f"--cokernel-check={schedules} and schedules={asked.schedules} of "
+                "--cokernel-check-options contradict each other: give one of them"
+            )
         self.options = asked.replace(schedules=max(schedules, asked.schedules))
         self._stack = contextlib.ExitStack()
         # The reports of all launches so far with their records, and how many are dealt with.

@@ -48,7 +48,9 @@ class Report:
       notes: what is worth knowing though nothing is wrong with the run.
       schedules: under how many schedules the kernel ran.
       behaviours: how many of them ordered the synchronisation differently.
-      exhaustive: whether those were all there are within the bound that was asked for.
+      exhaustive: whether those were all there are with so many `preemptions`.
+      preemptions: how many interruptions of a core that could go on an exhaustive exploration was
+        asked to visit; None where any number was, or where schedules were drawn.
       counts: how many "accesses", "signals", "waits" and "dmas" were looked at, by how many
         "cores".
       off: the checks that the options have switched off, by the names of their fields.
@@ -62,6 +64,7 @@ class Report:
     schedules: int = 1
     behaviours: int = 1
     exhaustive: bool = False
+    preemptions: int | None = None
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     off: tuple[str, ...] = ()
 
@@ -87,13 +90,27 @@ class Report:
             for count in [self.counts.get(name, 0)]
         ]
         runs = f"{self.schedules} schedule" + ("s" if self.schedules > 1 else "")
-        extent = "all there are within the bound" if self.exhaustive else "out of more there may be"
+        extent = self._all if self.exhaustive else "out of more there may be"
         sentences = [
             f"Looked at {', '.join(counted[:-1])} and {counted[-1]}, under {runs}, {extent}."
         ]
         if self.off:
             sentences.append(f"Switched off by the options: {', '.join(self.off)}.")
         return " ".join(sentences)
+
+    @property
+    def _all(self) -> str:
+        """What an exhaustive exploration has seen all of."""
+        if self.preemptions is None:
+            return "all there are"
+        times = "interruption" if self.preemptions == 1 else "interruptions"
+        return f"all there are with at most {self.preemptions} {times} of a core"
+
+    def behaviours_seen(self) -> str:
+        """How many different behaviours the schedules have shown, as a sentence."""
+        seen = "behaviour was" if self.behaviours == 1 else "different behaviours were"
+        extent = self._all if self.exhaustive else "not all there may be"
+        return f"{self.behaviours} {seen} seen, {extent}."
 
     def of_kind(self, kind: str) -> list[Finding]:
         """The findings of one kind.
@@ -142,9 +159,7 @@ class Report:
             if items:
                 lines += ["", title, *(f"  - {item}" for item in items)]
         if self.schedules > 1:
-            extent = "all there are within the bound" if self.exhaustive else "not all there may be"
-            seen = "behaviour was" if self.behaviours == 1 else "different behaviours were"
-            lines += ["", f"{self.behaviours} {seen} seen, {extent}."]
+            lines += ["", self.behaviours_seen()]
         lines += ["", self.looked_at()]
         return "\n".join(lines)
 

@@ -10,6 +10,7 @@ STRATEGIES = ("random", "pct", "delay_dma", "round_robin", "run_to_block")
 # The first word of a written schedule, with the version of what follows.
 PREFIX = "ck1"
 EXAMPLE = f"{PREFIX}:random:0:17"
+FORM = f"{PREFIX}:strategy:launch:seed"
 
 # The largest depth of "pct": faults that need more changes of priority are not found by drawing.
 DEEPEST = 10_000
@@ -66,23 +67,29 @@ class Schedule:
         if not isinstance(text, str):
             raise TypeError(f"a schedule is a string, as in {EXAMPLE!r}, not {text!r}")
         try:
-            prefix, strategy, launch, rest = text.strip().split(":", 3)
+            parts = text.strip().split(":", 3)
+            if len(parts) < 4:
+                raise ValueError(f"it has {len(parts)} of the four parts between colons")
+            prefix, strategy, launch, rest = parts
             if prefix != PREFIX:
                 raise ValueError(f"it begins with {prefix!r}")
             if strategy == "choices":
-                choices = _from_varints(zlib.decompress(base64.urlsafe_b64decode(rest)))
-                return cls(strategy=strategy, launch=int(launch), choices=choices)._checked()
+                number = _number("launch", launch)
+                return cls(strategy=strategy, launch=number, choices=_unpacked(rest))._checked()
             if strategy not in STRATEGIES:
                 raise ValueError(f"there is no strategy {strategy!r}")
             seed, _, depth = rest.partition(":")
             if depth and strategy != "pct":
                 raise ValueError(f"nothing may follow the seed of strategy {strategy!r}")
             return cls(
-                strategy=strategy, launch=int(launch), seed=int(seed), depth=int(depth or 3)
+                strategy=strategy,
+                launch=_number("launch", launch),
+                seed=_number("seed", seed),
+                depth=_number("depth", depth or "3"),
             )._checked()
-        except (ValueError, zlib.error) as error:
+        except ValueError as error:
             raise ValueError(
-                f"{text!r} is no schedule, which is written as in {EXAMPLE!r}: {error}"
+                f"{text!r} is no schedule, which is written {FORM}, as in {EXAMPLE!r}: {error}"
             ) from None
 
     def _checked(self) -> "Schedule":
@@ -96,6 +103,20 @@ class Schedule:
             if not 0 <= number <= most:
                 raise ValueError(f"its {name} is out of range")
         return self
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"its {name} is {text!r}, and not a whole number") from None
+
+
+def _unpacked(text: str) -> tuple[int, ...]:
+    try:
+        return _from_varints(zlib.decompress(base64.b64decode(text, b"-_", validate=True)))
+    except (ValueError, zlib.error):
+        raise ValueError("its choices are cut off or changed; copy the whole string") from None
 
 
 def _varints(numbers: tuple[int, ...]) -> bytes:

@@ -21,8 +21,7 @@ def render(report: "Report") -> Iterator[Any]:
         for item in items:
             yield Text.assemble((f"{title}: ", "yellow"), item)
     if report.schedules > 1:
-        extent = "all within the bound" if report.exhaustive else "not all there may be"
-        yield Text(f"{report.behaviours} different behaviours seen, {extent}", "dim")
+        yield Text(report.behaviours_seen(), "dim")
     yield Text(report.looked_at(), "dim")
 
 
