@@ -48,5 +48,5 @@ def test_the_depth_of_pct_is_part_of_the_text():
     ],
 )
 def test_what_is_no_schedule_is_refused_with_an_example(text):
-    with pytest.raises(ValueError, match="written ck1:strategy.*as in 'ck1:random:0:17'"):
+    with pytest.raises(ValueError, match=r"written ck1:strategy.*as in 'ck1:random:0:17'"):
         Schedule.from_text(text)
