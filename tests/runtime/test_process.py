@@ -39,6 +39,29 @@ def test_a_hundred_thousand_launches_keep_memory_flat(register):
     assert resident_bytes() - before < 2 << 20
 
 
+def helper_threads():
+    """The identifiers of the pool's threads."""
+    tasks = Path("/proc/self/task").iterdir()
+    return [int(task.name) for task in tasks if (task / "comm").read_text() == "cokernel\n"]
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="there is no second processor, or no telling which one a thread may use",
+)
+def test_helpers_are_kept_off_the_processor_of_the_thread_that_launches(register):
+    """They would be left to take turns with it while another processor idles."""
+    key = register("ping_pong", (2,), is_coroutine=True, semaphores=1, num_workers=2, help="always")
+    launch(key, np.array([1]), np.zeros(1, np.int64))
+    allowed = os.sched_getaffinity(0)
+    helpers = helper_threads()
+    assert helpers
+    for helper in helpers:
+        may_use = os.sched_getaffinity(helper)
+        assert may_use < allowed
+        assert len(allowed - may_use) == 1
+
+
 def test_ctrl_c_ends_a_runaway_kernel():
     """In a process of its own, whose main thread waits inside the launch."""
     source = f"""

@@ -47,15 +47,19 @@ HelpPlan::Choice HelpPlan::choose() {
   // Of launches that take long, a try with helpers costs little even where they do not pay.
   constexpr int64_t kLongNs = 300'000;
   constexpr int64_t kTryHelpers = 8;
+  // The first launch that is measured alone gets helpers when it has lasted this long.
+  constexpr int64_t kFirstAloneNs = 1'000'000;
   const int64_t launch = launches_.fetch_add(1, std::memory_order_relaxed);
   const int64_t alone = alone_ns_.load(std::memory_order_relaxed);
   const int64_t helped = helped_ns_.load(std::memory_order_relaxed);
   // Nothing is known of the first launch, in which memory is touched and code is loaded.
   if (launch == 0) return {true, 0};
-  if (alone == 0) return {false, kWorthwhileNs};
+  if (alone == 0) return {false, kFirstAloneNs};
   if (alone < kWorthwhileNs) return {false, kWorthwhileNs};
   if (helped == 0) return {true, 0};
-  const bool help_is_better = helped < alone;
+  // Where the two are about equal it was chance that decided, more often against helpers: they meet
+  // what else the processors do.
+  const bool help_is_better = helped < alone + alone / 8;
   bool try_other = launch % kTryTheOther == 0;
   if (!help_is_better) {
     // The few launches that were measured at first may have met a busy processor.
@@ -63,20 +67,20 @@ HelpPlan::Choice HelpPlan::choose() {
     try_other |= alone > kLongNs && launch % kTryHelpers == 0;
   }
   const bool from_start = try_other ? !help_is_better : help_is_better;
-  // If helpers did not pay, they are asked only when the launch lasts unusually long.
-  return {from_start, help_is_better ? kWorthwhileNs : std::max(kWorthwhileNs, 2 * alone)};
+  // Otherwise they are asked only when the launch lasts unusually long: sooner, and what it takes
+  // alone would never be known.
+  return {from_start, from_start ? 0 : 2 * std::max(alone, helped)};
 }
 
 void HelpPlan::record(bool from_start, int64_t nanoseconds) {
   if (launches_.load(std::memory_order_relaxed) <= 1) return;
   std::atomic<int64_t>& mean = from_start ? helped_ns_ : alone_ns_;
-  // Follows a faster launch quickly and a slower one slowly: a launch that lost its processor to
+  // Follows a faster launch at once and a slower one slowly: a launch that lost its processor to
   // another program must not decide how the next ones go.
   const int64_t before = mean.load(std::memory_order_relaxed);
   int64_t now = nanoseconds;
-  if (before > 0) {
-    now = nanoseconds < before ? (before + nanoseconds) / 2
-                               : before + std::min(nanoseconds - before, before) / 8;
+  if (before > 0 && nanoseconds > before) {
+    now = before + std::min(nanoseconds - before, before) / 8;
   }
   mean.store(std::max<int64_t>(now, 1), std::memory_order_relaxed);
 }

@@ -15,6 +15,22 @@ int hardware_threads();
 // program. Throws std::system_error if the system refuses.
 void start_thread(const char* name, void (*body)(void*), void* argument);
 
+// The processor that the calling thread runs on, or -1 where the system does not tell.
+int current_processor();
+
+// A thread that may be kept off a processor.
+class ThreadHandle {
+ public:
+  static ThreadHandle of_caller();
+  // Lets the thread run on the processors of the calling thread except one. Does nothing if the
+  // calling thread has no other, or where threads cannot be bound.
+  void keep_off(int processor) const;
+
+ private:
+  explicit ThreadHandle(uintptr_t native) : native_(native) {}
+  uintptr_t native_;
+};
+
 // Registers what a child process must do after a fork: the threads of the parent do not exist
 // there.
 void after_fork_in_child(void (*function)());

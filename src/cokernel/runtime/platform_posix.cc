@@ -1,5 +1,6 @@
 // Linux and macOS.
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -67,6 +68,32 @@ void start_thread(const char* name, void (*body)(void*), void* argument) {
     delete start;
     throw std::system_error(error, std::generic_category(), "Cokernel cannot start a thread");
   }
+}
+
+int current_processor() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+ThreadHandle ThreadHandle::of_caller() {
+  // It is a number on Linux and a pointer on macOS.
+  return ThreadHandle((uintptr_t)pthread_self());
+}
+
+void ThreadHandle::keep_off(int processor) const {
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (processor < 0 || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  if (!CPU_ISSET(processor, &allowed) || CPU_COUNT(&allowed) < 2) return;
+  CPU_CLR(processor, &allowed);
+  // The system may refuse; the thread then runs where it did before.
+  (void)pthread_setaffinity_np(static_cast<pthread_t>(native_), sizeof(allowed), &allowed);
+#else
+  (void)processor;
+#endif
 }
 
 void after_fork_in_child(void (*function)()) { pthread_atfork(nullptr, nullptr, function); }

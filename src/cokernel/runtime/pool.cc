@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <system_error>
+#include <thread>
 
 #include "launch.h"
 #include "platform.h"
@@ -12,8 +13,12 @@ namespace cokernel {
 
 namespace {
 
-// How long a helper without a launch looks for one before it sleeps.
+// How long a helper without a launch looks for one before it sleeps. At first it keeps its
+// processor; then it offers it to other threads at every look. The next launch of a program often
+// comes within a millisecond, and a thread that sleeps takes a virtual machine 50 microseconds and
+// more to wake, as long as a short launch takes.
 constexpr int64_t kSpinNs = 30'000;
+constexpr int64_t kYieldNs = 1'000'000;
 
 std::atomic<Pool*> the_pool{nullptr};
 std::once_flag pool_once;
@@ -53,6 +58,7 @@ void Pool::request(Launch* launch, int32_t helpers) {
     const int32_t more = std::min(helpers, launch->worker_limit - 1 - inside - wanted);
     if (more <= 0) return;
     start_threads(launch->worker_limit - 1);
+    make_way(current_processor());
     launch->helpers_wanted.store(wanted + more, std::memory_order_relaxed);
     wanted_.fetch_add(more);
     if (!launch->listed) {
@@ -83,6 +89,18 @@ void Pool::close(Launch* launch) {
     }
     std::unique_lock<std::mutex> lock(mutex_);
     helper_left_.wait(lock, [launch] { return launch->helpers_inside.load() == 0; });
+  }
+}
+
+// Keeps helpers off the processor of a thread that launches. Some schedulers wake a thread where
+// its waker runs, and leave the two there to take turns while other processors idle: Linux may,
+// and in virtual machines that pack threads onto few processors it is the rule. Called under the
+// mutex.
+void Pool::make_way(int processor) {
+  for (Helper& helper : helpers_) {
+    if (helper.inside || helper.avoided == processor) continue;
+    helper.thread.keep_off(processor);
+    helper.avoided = processor;
   }
 }
 
@@ -117,16 +135,19 @@ void Pool::helper_main(void* pool) { static_cast<Pool*>(pool)->serve(); }
 
 void Pool::serve() {
   std::unique_lock<std::mutex> lock(mutex_);
+  Helper& self = helpers_.emplace_back(Helper{ThreadHandle::of_caller()});
   while (true) {
     Worker* worker = nullptr;
     if (Launch* launch = admit(&worker)) {
       // A helper that seemed to be looking may have been taken by another launch.
       if (wanted_.load() > 0 && sleeping_ > 0) wanted_changed_.notify_one();
+      self.inside = true;
       lock.unlock();
       launch->float_mode.apply();
       worker->begin(now_ns());
       worker->run_together();
       lock.lock();
+      self.inside = false;
       launch->slot_used[worker->index] = 0;
       // The launch may be gone as soon as this is seen.
       if (launch->helpers_inside.fetch_sub(1, std::memory_order_release) == 1) {
@@ -136,8 +157,11 @@ void Pool::serve() {
     if (wanted_.load() > 0) continue;
     lock.unlock();
     spinning_.fetch_add(1);
-    const int64_t sleep_at = now_ns() + kSpinNs;
-    while (wanted_.load(std::memory_order_relaxed) == 0 && now_ns() < sleep_at) {
+    const int64_t left_at = now_ns();
+    while (wanted_.load(std::memory_order_relaxed) == 0) {
+      const int64_t looked_for = now_ns() - left_at;
+      if (looked_for >= kYieldNs) break;
+      if (looked_for >= kSpinNs) std::this_thread::yield();
       for (int i = 0; i < 16; ++i) relax();
     }
     spinning_.fetch_sub(1);

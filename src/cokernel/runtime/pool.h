@@ -4,8 +4,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <vector>
+
+#include "platform.h"
 
 namespace cokernel {
 
@@ -23,11 +26,18 @@ class Pool {
   void close(Launch* launch);
 
  private:
+  struct Helper {
+    ThreadHandle thread;
+    int avoided = -1;     // The processor it is kept off.
+    bool inside = false;  // Of a launch.
+  };
+
   Pool() = default;
   static void helper_main(void* pool);
   void serve();
   Launch* admit(Worker** worker);
   void start_threads(int32_t wanted);
+  void make_way(int processor);
 
   std::mutex mutex_;
   std::condition_variable wanted_changed_;
@@ -35,6 +45,7 @@ class Pool {
   std::vector<Launch*> launches_;     // Those that want helpers.
   std::atomic<int32_t> wanted_{0};    // The sum of their wishes.
   std::atomic<int32_t> spinning_{0};  // Helpers that look at `wanted_` and do not sleep.
+  std::deque<Helper> helpers_;        // A new one does not move the others.
   int32_t sleeping_ = 0;
   int32_t threads_ = 0;
 };
