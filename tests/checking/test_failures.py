@@ -337,6 +337,43 @@ def test_a_time_limit_says_where_every_core_was():
     assert "left core=0 subcore=0-1: running, last seen at line 1" in text
     assert "right lane=0: blocked on semaphore 'go' at line 5" in text
     assert "right lane=1: not started yet" in text
+    assert f"    at {HERE}:1 in left.body" in text
+    assert f"    at {HERE}:5 in right.body" in text
+
+
+def count_for_ever(x_ref, out_ref):
+    out_ref[0] = lax.while_loop(
+        lambda i: i >= x_ref[0],
+        lambda i: (i * 5 + 3) & 1023,
+        jnp.int32(1),
+    )
+
+
+def count_very_long(x_ref, out_ref):
+    out_ref[0] = lax.fori_loop(
+        0,
+        2**31 - 1 + x_ref[0],
+        lambda i, value: (value * 5 + i) & 1023,
+        1,
+    )
+
+
+@pytest.mark.parametrize("interpret", [False, cokernel.Checked()], ids=["native", "checked"])
+@pytest.mark.parametrize("body", [count_for_ever, count_very_long])
+def test_a_loop_that_only_computes_is_told_with_its_line(body, interpret):
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+        mesh=cokernel.CoreMesh(core=1),
+        interpret=interpret,
+        compiler_params=cokernel.CompilerParams(time_limit_s=0.5),
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="TimeLimit") as raised:
+        jax.block_until_ready(kernel(jnp.zeros(1, jnp.int32)))
+    lines, first = inspect.getsourcelines(body)
+    line = first + next(i for i, text in enumerate(lines) if "out_ref[0] = lax." in text)
+    assert f"running, last seen at line {line}" in str(raised.value)
+    assert f"at {__file__}:{line} in {body.__name__}" in str(raised.value)
 
 
 def test_an_interrupt_and_an_internal_error_keep_their_kind():

@@ -7,6 +7,9 @@ from cokernel.checking.deadlock import describe_deadlock, group_blocked, state_o
 from cokernel.checking.findings import Party, party_at
 from cokernel.checking.places import Places, where_and_code
 
+# Cores that are not at any line.
+_AT_REST = ("finished", "unstarted")
+
 # What the core did that ended a launch.
 _ACTIONS = {
     "OutOfBounds": "asks for what is not there",
@@ -172,8 +175,12 @@ def _stopped(failure: Mapping[str, Any], places: Places, headline: str) -> str:
     lines = [headline]
     groups: dict[Any, list[Mapping[str, Any]]] = {}
     for core in failure.get("cores", ()):
-        groups.setdefault((core["program"], state_of(core, places)), []).append(core)
-    for (program, state), some in groups.items():
+        key = core["program"], state_of(core, places), core["site"]
+        groups.setdefault(key, []).append(core)
+    for (program, state, number), some in groups.items():
         label = places.cores(program, [core["coordinates"] for core in some])
         lines.append(f"  {some[0]['program_name']} {label}: {state}")
+        site = places.site(number)
+        if site is not None and site.get("file") and some[0]["state"] not in _AT_REST:
+            lines += where_and_code(site, "    ")
     return "\n".join(lines)

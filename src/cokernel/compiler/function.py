@@ -365,9 +365,9 @@ class FunctionBuilder:
         builder.branch(self.failure())
         builder.position_at_end(good)
 
-    def stop_check(self) -> None:
+    def stop_check(self, site: ir.Constant | None = None) -> None:
         """Leaves the function if the launch has been told to stop (time limit, Ctrl-C, another
-        core's failure).
+        core's failure), and notes where the core has been, if `site` says so.
         """
         launch = self.core_field("Core.launch", pointer)
         flag = self.at_entry("stop", lambda builder: self.field(launch, "Launch.stop", builder))
@@ -375,7 +375,15 @@ class FunctionBuilder:
         stop = self.builder.load_atomic(flag, "monotonic", 4, typ=i32)
         running = self.function.append_basic_block("running")
         proceed = self.builder.icmp_signed("==", stop, ir.Constant(i32, 0))
-        self.builder.cbranch(proceed, running, self.failure()).set_weights([1 << 20, 1])
+        leaving = self.failure()
+        if site is not None:
+            leaving = self.function.append_basic_block("left_loop")
+            builder = ir.IRBuilder(leaving)
+            place = self.field(self.core, "Core.site", builder)
+            # Others read it only once this core has left.
+            builder.store(site, place, align=4)
+            builder.branch(self.failure())
+        self.builder.cbranch(proceed, running, leaving).set_weights([1 << 20, 1])
         self.builder.position_at_end(running)
 
     @contextlib.contextmanager

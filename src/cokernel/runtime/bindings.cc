@@ -195,6 +195,7 @@ nb::dict abi_offsets() {
   offsets["Core.group"] = offsetof(Core, group);
   offsets["Core.program"] = offsetof(Core, program);
   offsets["Core.handle"] = offsetof(Core, handle);
+  offsets["Core.site"] = offsetof(Core, site);
   offsets["Core.dma_count"] = offsetof(Core, dma_count);
   offsets["Core.dma_bytes"] = offsetof(Core, dma_bytes);
   offsets["sizeof.pointer"] = sizeof(void*);

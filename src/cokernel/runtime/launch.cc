@@ -161,6 +161,11 @@ bool Launch::run(const Buffer* given, int32_t count) {
   const bool failed = failure_claimed.load(std::memory_order_acquire);
   if (failed) {
     if (failure.kind == FailureKind::kDeadlock) failure.cores = snapshot_cores(*this);
+    // Those that were stopped in a loop have said in which only when they left it.
+    for (CoreSnapshot& core : failure.cores) {
+      if (core.state != CoreState::kRunning) continue;
+      core.site = cores[&core - failure.cores.data()].site.load(std::memory_order_relaxed);
+    }
     forget_waiters();
   }
   if (!operands.empty()) instances_.leave();

@@ -283,17 +283,19 @@ def counted_loop(
     bounds = [bound for bound in (start, stop, step) if isinstance(bound, int)]
     iterations = len(range(*bounds)) if len(bounds) == 3 else None
     if _has_loop(body):
+        site = context.site("loop", "")
         with function.loop(start, stop, step=step, carry=carry) as loop:
             yield loop
-            function.stop_check()
+            function.stop_check(site)
         return
     if iterations is not None and iterations < UNWATCHED_ITERATIONS:
         with function.loop(start, stop, step=step, carry=carry) as loop:
             yield loop
         return
+    site = context.site("loop", "")
     stride = function.multiply(step, _iterations_between_looks(iterations))
     with function.loop(start, stop, step=stride, carry=carry) as outer:
-        function.stop_check()
+        function.stop_check(site)
         end = function.add(outer.counter, stride)
         if iterations is None or iterations % _iterations_between_looks(iterations):
             end = function.intrinsic("llvm.smin", i64, [function.index(end), function.index(stop)])
@@ -357,6 +359,8 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     def emit(items: list[Any], registers: list[ir.Value], buffers: list[Buffer]) -> list[ir.Value]:
         function = context.function
         builder = function.builder
+        # The line of the loop, and not that of what it has come to.
+        site = context.site("loop", "")
         header = function.function.append_basic_block("while")
         inside = function.function.append_basic_block("while_body")
         done = function.function.append_basic_block("while_done")
@@ -376,7 +380,7 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         builder.position_at_end(inside)
         results = lower_jaxpr(context, body, [*items[cond_count:], *current], donated=current)
         following = carried.next(context, carry, current, results)
-        function.stop_check()
+        function.stop_check(site)
         if polls:
             following.append(_yield_sometimes(context, phis[-1]))
         for phi, register in zip(phis, following, strict=True):
