@@ -87,7 +87,8 @@ def test_a_value_that_is_no_register_is_found_by_its_line(chip, lanes):
 
     def finding_for(size):
         scratch = [pltpu.VMEM((size,), jnp.float32)]
-        return [f for f in found(body, vector_mesh, scratch, chip) if f.name == "get"]
+        every = found(body, vector_mesh, scratch, chip)
+        return [f for f in every if f.parties[0].code == "value = window[...]"]
 
     assert finding_for(lanes) == []
     [finding] = finding_for(2 * lanes)
@@ -134,3 +135,32 @@ def test_the_probes_of_checked_mode_are_not_measured():
             body, WORDS, mesh=mesh, scratch_types=scratch, interpret=cokernel.Checked()
         )
         assert kernel(jnp.arange(64.0))[1] == 2
+
+
+def test_a_line_is_told_once_for_all_its_values_of_a_kind():
+    def body(x_ref, o_ref, window):
+        window[0:24] = window[0:24] * 2 + window[0:24]
+        window[0:24] = window[0:24].astype(jnp.int32).astype(jnp.float32)
+
+    first, *others = found(body, vector_mesh, [pltpu.VMEM((32,), jnp.float32)])
+    assert first.occurrences == 5
+    assert first.parties[0].code == "window[0:24] = window[0:24] * 2 + window[0:24]"
+    assert [other.sentence.split()[3] for other in others] == ["float32[24]", "int32[24]"]
+
+
+def test_scratch_that_does_not_fit_is_told_with_the_line_that_made_the_kernel():
+    def body(x_ref, o_ref, small, large):
+        pltpu.sync_copy(x_ref, o_ref)
+
+    with cokernel.target("tpu7x"):
+        mesh = plsc.VectorSubcoreMesh(
+            core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=1
+        )
+        scratch = [pltpu.VMEM((16,), jnp.float32), pltpu.VMEM((1 << 18,), jnp.float32)]
+        kernel = cokernel.kernel(body, WORDS, mesh=mesh, scratch_types=scratch)
+        options = cokernel.Checked(chip_limits="error")
+        report = cokernel.explore(kernel, jnp.zeros(64), schedules=1, options=options)
+    [finding] = report.of_kind("ChipLimit")
+    assert "most of all for 'large' (1,048,576)" in finding.sentence
+    made = "kernel = cokernel.kernel(body, WORDS, mesh=mesh, scratch_types=scratch)"
+    assert finding.parties[0].code == made

@@ -67,6 +67,7 @@ def findings(
     names: Sequence[str],
     scratch_count: int,
     target: str,
+    made_at: SourceLine | None = None,
 ) -> list[Finding]:
     """Where a kernel asks for more than its chip has.
 
@@ -74,12 +75,13 @@ def findings(
       jaxprs, kernel_meshes, names: of each program.
       scratch_count: how many of the last parameters of each jaxpr are scratch.
       target: the name of the chip, as for `cokernel.target`.
+      made_at: the line that made the kernel, and so asked for the scratch.
     """
     chip = meshes.chip_info(target)
     found: list[Finding] = []
     for jaxpr, mesh, name in zip(jaxprs, kernel_meshes, names, strict=True):
         program = _Program(name, mesh, jaxpr, chip)
-        found += _memories(program, scratch_count, target)
+        found += _memories(program, scratch_count, target, made_at)
         if program.is_vector_subcore:
             for eqn, line in _equations(jaxpr, None):
                 found += _registers(program, eqn, line, target)
@@ -96,7 +98,9 @@ def _equations(jaxpr: Any, enclosing: SourceLine | None) -> Iterator[tuple[Any, 
             yield from _equations(inner, line)
 
 
-def _memories(program: _Program, scratch_count: int, target: str) -> Iterator[Finding]:
+def _memories(
+    program: _Program, scratch_count: int, target: str, made_at: SourceLine | None
+) -> Iterator[Finding]:
     for space, budget in _budgets(program).items():
         scratch = program.jaxpr.invars[len(program.jaxpr.invars) - scratch_count :]
         own = [
@@ -109,12 +113,16 @@ def _memories(program: _Program, scratch_count: int, target: str) -> Iterator[Fi
         if used > budget:
             names = argument_names(program.jaxpr, scratch_count, "scratch")
             largest = max(own, key=lambda aval: _size(program, aval), default=None)
-            name = names[[var.aval for var in scratch].index(largest)] if largest else "run_scoped"
+            name = "run_scoped"
+            most = ""
+            if largest is not None:
+                name = names[[var.aval for var in scratch].index(largest)]
+                most = f", most of all for {name!r} ({_size(program, largest):,})"
             yield program.finding(
-                f"program {program.name!r} keeps {used:,} bytes in {space}, and one of these cores "
-                f"of a {target} has {budget:,}",
+                f"program {program.name!r} keeps {used:,} bytes in {space}{most}, and one of these "
+                f"cores of a {target} has {budget:,}",
                 name,
-                line,
+                line or made_at,
                 "use smaller windows, or fewer of them at a time",
             )
 
@@ -177,7 +185,7 @@ def _registers(
             yield program.finding(
                 f"a value of {aval.dtype}{list(aval.shape)} fills no register of a vector subcore "
                 f"of a {target}, which takes {lanes if is_mask else wanted} elements of that type",
-                eqn.primitive.name,
+                "",
                 line,
                 "read, compute and write as many elements at a time as a register takes",
             )

@@ -154,4 +154,5 @@ def is_explained(error: Exception, report: Report) -> bool:
 
 def _as_note(finding: Finding) -> str:
     place = next((f" ({p.file}:{p.line})" for p in finding.parties if p.file), "")
-    return f"{finding.kind}: {finding.sentence}{place}"
+    times = f", met {finding.occurrences} times" if finding.occurrences > 1 else ""
+    return f"{finding.kind}: {finding.sentence}{place}{times}"

@@ -240,7 +240,9 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings in the order of `KINDS`, equal ones counted instead of repeated."""
     by_identity: dict[Any, Finding] = {}
     for finding in findings:
-        key = (*finding.identity, finding.sentence if not finding.parties else "")
+        # Of some, only the sentence says what it is about.
+        is_told_apart = not finding.parties or finding.kind == "ChipLimit"
+        key = (*finding.identity, finding.sentence if is_told_apart else "")
         known = by_identity.get(key)
         by_identity[key] = (
             finding

@@ -237,6 +237,7 @@ def _beyond_the_chip(
         kernel.program_names,
         len(jaxprs[0].invars) - parameters_before_scratch,
         target,
+        _made_at(params),
     )
     return [finding.to_dict() for finding in found]
 
