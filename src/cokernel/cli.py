@@ -69,11 +69,10 @@ def _llvm() -> str:
 
 
 def _processor() -> str:
-    import llvmlite.binding
+    from cokernel.compiler import codegen
 
-    features = llvmlite.binding.get_host_cpu_features()
-    known = sum(features.values())
-    name = llvmlite.binding.get_host_cpu_name()
+    _, name, features = codegen.host()
+    known = sum(feature.startswith("+") for feature in features.split(","))
     return f"{name}, of which LLVM uses {known} features"
 
 

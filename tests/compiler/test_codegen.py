@@ -73,3 +73,27 @@ def test_interleaved_vectors_are_compared_with_one_of_their_rows():
 
     for dtype in (np.uint32, np.float32, np.int8):
         expect_same(rows, np.arange(4, dtype=dtype))
+
+
+@pytest.fixture
+def fresh_host():
+    yield codegen.host.cache_clear
+    codegen.host.cache_clear()
+
+
+def test_features_that_the_environment_names_are_done_without(monkeypatch, fresh_host):
+    with_all = codegen.host()
+    monkeypatch.setenv(codegen.WITHOUT_VARIABLE, "avx,sse4.")
+    fresh_host()
+    triple, cpu, features = codegen.host()
+    assert (triple, cpu) == with_all[:2]
+    present = {name[1:] for name in with_all[2].split(",") if name[0] == "+"}
+    expected = {name for name in present if not name.startswith(("avx", "sse4."))}
+    assert {name[1:] for name in features.split(",") if name[0] == "+"} == expected
+
+
+def test_a_feature_that_no_processor_has_is_an_error(monkeypatch, fresh_host):
+    monkeypatch.setenv(codegen.WITHOUT_VARIABLE, "avx5l2")
+    fresh_host()
+    with pytest.raises(ValueError, match="no feature of a processor begins with 'avx5l2'"):
+        codegen.host()

@@ -4,6 +4,7 @@ loading.
 
 import functools
 import hashlib
+import os
 import threading
 from typing import Any
 
@@ -19,6 +20,9 @@ PIPELINE_VERSION = 4
 # of the vector with itself, if both come out of one shuffle.
 OPTIONS = ("--disable-vector-combine",)
 
+# Names features of the processor to do without: "avx512" for all whose names begin so.
+WITHOUT_VARIABLE = "COKERNEL_WITHOUT"
+
 # A function that adds to sixteen sums of float32 the products of as many pairs of bfloat16. Modules
 # only declare it, since they may travel to a machine that has no such instruction.
 MULTIPLY_PAIRS = "cokernel_multiply_pairs"
@@ -29,14 +33,23 @@ _lock = threading.RLock()
 
 @functools.cache
 def host() -> tuple[str, str, str]:
-    """The triple, processor and features of this machine."""
+    """The triple, processor and features of this machine, less those that the user's environment
+    says to do without."""
     with _lock:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         for option in OPTIONS:
             llvm.set_option("cokernel", option)
-        features = llvm.get_host_cpu_features().flatten()
-        return llvm.get_process_triple(), llvm.get_host_cpu_name(), features
+        features = llvm.get_host_cpu_features()
+        for prefix in filter(None, os.environ.get(WITHOUT_VARIABLE, "").split(",")):
+            unwanted = [name for name in features if name.startswith(prefix)]
+            if not unwanted:
+                raise ValueError(
+                    f"{WITHOUT_VARIABLE} is {os.environ[WITHOUT_VARIABLE]!r}, and no feature of a "
+                    f"processor begins with {prefix!r}: write LLVM's names, such as avx512 or fma"
+                )
+            features.update(dict.fromkeys(unwanted, False))
+        return llvm.get_process_triple(), llvm.get_host_cpu_name(), features.flatten()
 
 
 @functools.cache

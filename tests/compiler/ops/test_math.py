@@ -72,7 +72,7 @@ ACCURACY = {
     "sqrt": (lax.sqrt, np.sqrt, 0.5),
     "rsqrt": (lax.rsqrt, lambda x: 1 / np.sqrt(x), 1.5),
     "cbrt": (lax.cbrt, np.cbrt, 0.51),
-    "erf": (lax.erf, scipy.special.erf, 6.0),
+    "erf": (lax.erf, scipy.special.erf, 6.5),
     "erfc": (lax.erfc, scipy.special.erfc, 0.6),
     "erf_inv": (lax.erf_inv, scipy.special.erfinv, 0.6),
     "lgamma": (lax.lgamma, scipy.special.gammaln, 0.6),
