@@ -38,8 +38,9 @@ TOLD_IN_DETAILS = ("Deadlock", "TimeLimit", "Interrupted")
 # These say where the memory comes from as well.
 OF_ITS_MEMORY = ("UninitialisedRead", "NeverWritten")
 
-# Whatever was left of a signal, it is one mistake, whoever took a part of it.
-_OF_THE_FIRST = ("LeftoverSemaphore", "UnwaitedCopy")
+# Whatever was left of a signal, it is one mistake, whoever took a part of it; and so is a copy that
+# outlives its scope, whichever scope it comes to.
+_OF_THE_FIRST = ("LeftoverSemaphore", "UnwaitedCopy", "CopyInFlight")
 _IN_ANY_ORDER = ("Race", "Deadlock", "Livelock")
 
 # A text names so many of the other cores that did the same.

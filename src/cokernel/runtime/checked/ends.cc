@@ -91,7 +91,13 @@ void State::conflict(uint32_t earlier, uint32_t later, uintptr_t begin, uintptr_
   if (ends_scope(before, after) || ends_scope(after, before)) {
     // The copy first, then the end of the scope.
     finding.kind = "CopyInFlight";
-    if (ends_scope(after, before)) std::swap(finding.first, finding.second);
+    const bool is_swapped = ends_scope(after, before);
+    if (is_swapped) std::swap(finding.first, finding.second);
+    // A copy is counted once, whatever it touches in pieces and however many scopes it comes to.
+    const AccessRecord& copy = is_swapped ? before : after;
+    const bool is_new =
+        in_flight_at_end_.emplace(copy.agent, copy.epoch, copy.site, copy.kind).second;
+    finding.occurrences = is_new ? 1 : 0;
   }
   finding.memory = range_of(begin, end, element_bytes);
   add(std::move(finding));

@@ -7,10 +7,15 @@ namespace cokernel::checked {
 
 namespace {
 
-// Whatever was left of a signal, it is one mistake, whoever took a part of it.
+// Whatever was left of a signal, it is one mistake, whoever took a part of it; and so is a copy
+// that outlives its scope, whichever scope it comes to.
 bool is_of_the_first(const Finding& finding) {
   const std::string_view kind = finding.kind;
-  return kind == "LeftoverSemaphore" || kind == "UnwaitedCopy";
+  return kind == "LeftoverSemaphore" || kind == "UnwaitedCopy" || kind == "CopyInFlight";
+}
+
+bool is_next_scope(const Finding& finding) {
+  return finding.second.has_value() && std::string_view(finding.second->access) == "allocate";
 }
 
 }  // namespace
@@ -64,6 +69,10 @@ bool is_same_block(const Place& one, const Place& other) {
 // Unites the elements, but only with those that the same cores have touched.
 void Findings::merge(Finding& known, const Finding& finding, bool unite) {
   known.occurrences += finding.occurrences;
+  // The end of its scope says more of a copy than the begin of the next one.
+  if (is_next_scope(known) && finding.second.has_value() && !is_next_scope(finding)) {
+    known.second = finding.second;
+  }
   const auto names = [&](const std::optional<Party>& first, const std::optional<Party>& second) {
     if (is_of_the_first(known)) return is_same_core(first, finding.first);
     return (is_same_core(first, finding.first) && is_same_core(second, finding.second)) ||

@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -268,6 +270,8 @@ class State final : public Conflicts {
   std::vector<std::pair<uintptr_t, uintptr_t>> watched_;
   uintptr_t watched_begin_ = ~uintptr_t{0};
   uintptr_t watched_end_ = 0;
+  // The accesses of copies that are known to outlive their scope: agent, epoch, site and kind.
+  std::set<std::tuple<uint32_t, uint32_t, int32_t, AccessKind>> in_flight_at_end_;
   uint32_t last_probe_ = 0;                              // The record of the access probed last.
   std::unordered_map<uint64_t, UndefinedRead> origins_;  // By the write that stored the value.
 };
