@@ -206,3 +206,24 @@ def test_of_a_scope_the_line_is_told_though_the_value_travels_through_other_memo
     finding = found_in(lambda: kernel_with_scopes(body)(X), "UninitialisedRead")
     assert finding.name == "own"
     assert finding.allocation.code.startswith("pl.run_scoped(inner,")
+
+
+def test_who_asked_for_the_memory_is_none_of_those_that_did_the_same():
+    def body(out_ref, kept):
+        out_ref[jax.lax.axis_index("core")] = kept[0]
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((3,), jnp.float32),
+        mesh=cokernel.CoreMesh(core=3),
+        scratch_types=[pltpu.HBM((8,), jnp.float32)],
+    )
+    report = cokernel.explore(kernel, schedules=4)
+    [finding] = report.of_kind("UninitialisedRead")
+    cores = {f"core={number}" for number in range(3)}
+    assert all(set(others) <= cores for others in finding.also)
+    own = finding.acting_cores
+    assert len(own) == 2
+    assert own not in finding.also
+    assert "met 12 times, also with core=" in finding.text()
+    assert " and ;" not in finding.text()

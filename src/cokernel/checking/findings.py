@@ -103,7 +103,7 @@ class Finding:
       details: further lines of text, such as what each core waits for.
       memory: the elements, under the schedule that `replay` names: those that `parties` have
         touched and no others. None where elements are not what it is about.
-      also: the other cores between which the same was met, as many as there are parties.
+      also: the other cores between which the same was met, as many as there are parties that act.
     """
 
     kind: str
@@ -161,6 +161,11 @@ class Finding:
             return None
         allocating = [party for party in self.parties if party.action == ACTIONS["allocate"]]
         return allocating[-1] if allocating else None
+
+    @property
+    def acting_cores(self) -> tuple[str, ...]:
+        """The cores of `parties`, without who has asked for the memory."""
+        return tuple(party.core for party in self.parties if party is not self.allocation)
 
     @property
     def told_parties(self) -> tuple[Party, ...]:

@@ -261,8 +261,7 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def _others(known: Finding, finding: Finding) -> tuple[tuple[str, ...], ...]:
     """The cores beside those of a known finding that an equal one was met with as well."""
-    own = tuple(party.core for party in known.parties)
-    new = tuple(party.core for party in finding.parties)
+    own, new = known.acting_cores, finding.acting_cores
     met = dict.fromkeys([*known.also, new, *finding.also])
     return tuple(cores for cores in met if cores and sorted(cores) != sorted(own))
 
