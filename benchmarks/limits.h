@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -46,7 +47,7 @@ inline void pause() {
 // Threads that spin between pieces of work, so that no time goes into waking them.
 class Team {
  public:
-  explicit Team(int threads) : threads_(threads) {
+  explicit Team(int threads) : threads_(threads), caller_processor_(processor()) {
     for (int thread = 1; thread < threads; ++thread) {
       helpers_.emplace_back([this, thread] { help(thread); });
     }
@@ -71,7 +72,27 @@ class Team {
     for (int64_t subcore = thread; subcore < kSubcores; subcore += threads_) (*work_)(subcore);
   }
 
+  static int processor() {
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+  }
+
+  // A scheduler may leave threads that spin on the processor of their caller, to take turns with it
+  // while others idle; Cokernel keeps its threads off it too.
+  void leave_caller() {
+#if defined(__linux__)
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+    CPU_CLR(caller_processor_, &allowed);
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+#endif
+  }
+
   void help(int thread) {
+    leave_caller();
     for (int64_t seen = 0;;) {
       while (generation_.load(std::memory_order_acquire) == seen) {
         if (stop_.load(std::memory_order_relaxed)) return;
@@ -84,6 +105,7 @@ class Team {
   }
 
   const int threads_;
+  const int caller_processor_;
   std::vector<std::thread> helpers_;
   const std::function<void(int64_t)>* work_ = nullptr;
   std::atomic<int64_t> generation_{0};

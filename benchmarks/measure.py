@@ -12,6 +12,9 @@ MEASUREMENT_S = 0.01
 # A contender is left out of the later rounds when its measurements have taken this long.
 BUDGET_S = 1.0
 LEAST_ROUNDS = 3
+# Before each measurement the machine is left alone for this long. The threads of the contender
+# before may still look for work, those of OpenBLAS for 2**26 cycles, and would take processors.
+SETTLE_S = 0.04
 
 
 @dataclasses.dataclass
@@ -108,6 +111,7 @@ def run(contenders: Sequence[Contender], rounds: int) -> None:
         for contender in contenders if number % 2 == 0 else reversed(contenders):
             if contender.spent_s > BUDGET_S and number >= LEAST_ROUNDS:
                 continue
+            time.sleep(SETTLE_S)
             start = time.perf_counter()
             contender.times_s.append(contender.measure())
             contender.spent_s += time.perf_counter() - start
