@@ -1,5 +1,7 @@
 """Loop nests: long ones can be stopped, and compute the same as short ones."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from jax import lax
 
 import cokernel
-from cokernel.compiler import function
+from cokernel.compiler import codegen, function
 from tests.compiler.harness import MESH, expect_same, run
 
 SHAPES = [(1 << 20,), ((1 << 20) + 37,), (1027, 1025), (3, 70000, 5), (1100, 7, 3, 50)]
@@ -51,6 +53,28 @@ def test_only_long_nests_look_whether_they_are_to_stop(capsys):
 )
 def test_the_innermost_dimension_that_fills_a_block_is_watched(shape, work, dimension):
     assert function._watched_dimension(shape, work) == dimension
+
+
+def stores_at_once(capsys, computation, x):
+    """How many vectors a round of the innermost loop stores, of each loop of the computation."""
+    capsys.readouterr()
+    run(computation, x, dump_llvm=True)
+    blocks = re.split(r"^\S+:.*$", codegen.optimise(capsys.readouterr().out), flags=re.MULTILINE)
+    counts = (len(re.findall(r"store <\d+ x (?:float|i32)>", block)) for block in blocks)
+    return [count for count in counts if count]
+
+
+def test_a_loop_with_a_long_chain_of_arithmetic_takes_two_vectors_at_once(capsys):
+    x = np.linspace(-3, 3, 1 << 12, dtype=np.float32)
+    for computation in (jnp.exp, jnp.tanh, lax.erf):
+        assert stores_at_once(capsys, computation, x) == [2]
+
+
+def test_what_a_loop_takes_at_once_leaves_no_element_out():
+    for size in (1000, 1001, 1023, 1040):
+        x = np.linspace(0, 1, size, dtype=np.float32)
+        [ours] = run(jnp.tanh, x)
+        np.testing.assert_allclose(ours, np.tanh(x), rtol=1e-6)
 
 
 def test_a_launch_in_a_long_nest_is_stopped_at_its_time_limit():

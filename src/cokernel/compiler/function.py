@@ -17,6 +17,10 @@ from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
 LONG_NEST_ELEMENTS = 1 << 20
 WATCHED_ELEMENTS = 1 << 16
 
+# A loop whose body has so many instructions keeps the processor waiting for results rather than for
+# memory; with more it would take long to compile.
+LONG_LOOP_INSTRUCTIONS = range(20, 400)
+
 # An index or extent: a Python int while it is known at compile time, else an i64 in the function
 # being built.
 type Index = int | ir.Value
@@ -401,6 +405,8 @@ class FunctionBuilder:
         Carried values go in `loop.carry` and come back through `loop.next`; after the loop
         `loop.carry` holds their last values. `rolled` forbids LLVM to unroll the loop: of a loop
         over elements that LLVM vectorises, unrolling only makes code that takes long to compile.
+        Where the body is a long chain of arithmetic, LLVM is told to take two vectors at once: it
+        takes one, and the processor then waits for results more than it needs to.
         """
         builder = self.builder
         header = self.function.append_basic_block("loop")
@@ -428,18 +434,27 @@ class FunctionBuilder:
             phi.add_incoming(value, builder.block)
         latch = builder.branch(header)
         if rolled:
-            latch.set_metadata("llvm.loop", self._rolled_metadata())
+            # With something carried, LLVM takes several vectors by itself.
+            is_chain = builder.block is body and not carry
+            is_long = is_chain and len(body.instructions) in LONG_LOOP_INSTRUCTIONS
+            latch.set_metadata("llvm.loop", self._rolled_metadata(vectors=2 if is_long else None))
         builder.position_at_end(done)
 
-    def _rolled_metadata(self) -> ir.MDValue:
-        disable = self.module.add_metadata(
-            [ir.MetaDataString(self.module, "llvm.loop.unroll.disable")]
-        )
+    def _rolled_metadata(self, vectors: int | None) -> ir.MDValue:
+        """What tells LLVM not to unroll a loop and, if given, how many vectors to take at once."""
+
+        def string(text: str) -> ir.MetaDataString:
+            return ir.MetaDataString(self.module, text)
+
+        hints = [self.module.add_metadata([string("llvm.loop.unroll.disable")])]
+        if vectors is not None:
+            count = string("llvm.loop.interleave.count")
+            hints.append(self.module.add_metadata([count, ir.Constant(i32, vectors)]))
         # The first operand of a loop's metadata must be the metadata itself; a string of its own
         # keeps llvmlite from sharing it between loops until then.
         name = f"{self.function.name}.{len(self.module.metadata)}"
-        identity = self.module.add_metadata([disable, ir.MetaDataString(self.module, name)])
-        identity.operands = (identity, disable)
+        identity = self.module.add_metadata([*hints, string(name)])
+        identity.operands = (identity, *hints)
         return identity
 
     @contextlib.contextmanager
