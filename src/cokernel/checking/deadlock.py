@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cokernel.checking.places import Places, SemaphorePlace, code, where, where_and_code
+from cokernel.compiler.window_names import name_is_words, semaphore_in_words
 
 # A report lists at most so many groups of cores, and so many lines within one.
 GROUPS = 16
@@ -138,13 +139,13 @@ def _target_name(core: Core, site: Mapping[str, Any] | None, place: SemaphorePla
         return "the barrier"
     name = site["name"] if site is not None else None
     if place is None:
-        return f"semaphore {name!r}" if name else "a semaphore"
-    if not name:
-        return f"semaphore {place.element!r}"
+        return semaphore_in_words(name) if name else "a semaphore"
+    if not name or name_is_words(place.name):
+        return semaphore_in_words(place.element)
     if name.endswith("[...]"):
         # The program chose the element at run time; which one it was can be told from its place.
         return f"semaphore {name[: -len('[...]')] + place.element[len(place.name) :]!r}"
-    return f"semaphore {name!r}"
+    return semaphore_in_words(name)
 
 
 def _describe_group(group: Group, cores: Sequence[Core], places: Places) -> list[str]:

@@ -8,6 +8,7 @@ from cokernel.checking.advice import advise
 from cokernel.checking.elements import Elements, elements_of, padding_of, written
 from cokernel.checking.places import Places, code, where
 from cokernel.checking.schedules import Schedule
+from cokernel.compiler.window_names import element_name, semaphore_in_words
 
 # In the order in which a report tells them: what stopped the launch, then what makes it wrong.
 KINDS = (
@@ -246,7 +247,7 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
         parties += tuple(_allocating(raw, parties, places))
     # A core may poll several things.
     whats = [
-        "".join(_what(look, [party], places)[:2]) + _counting(look)
+        element_name(*_what(look, [party], places)[:2]) + _counting(look)
         for look, party in zip(looks, parties, strict=False)
     ]
     schedule = raw.get("schedule")
@@ -257,7 +258,7 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
             parties,
             _in_padding(name, indices if memory else "", padding)
             if padding
-            else " and ".join(dict.fromkeys(whats)) or f"{name}{indices}",
+            else " and ".join(dict.fromkeys(whats)) or element_name(name, indices),
         ),
         parties=parties,
         name=name,
@@ -363,7 +364,7 @@ def _what(
 
 def _in_padding(name: str, indices: str, padding: str) -> str:
     """What is read beyond the end of a Ref, and of the Ref itself."""
-    own = f"{name}{indices} and " if indices else ""
+    own = f"{element_name(name, indices)} and " if indices else ""
     return f"{own}{padding} of {name!r}, which is the padding of its tiles"
 
 
@@ -403,8 +404,8 @@ def _uninitialised(raw: Mapping[str, Any], parties: Sequence[Party], what: str) 
 
 def _leftover(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
     return (
-        f"semaphore {what!r} still counts {raw['value']} at the end of its scope, so more was "
-        "signalled than waited for"
+        f"{semaphore_in_words(what)} still counts {raw['value']} at the end of its scope, so more "
+        "was signalled than waited for"
     )
 
 

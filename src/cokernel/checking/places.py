@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cokernel.compiler.window_names import element_name
+
 Coordinates = tuple[int, ...]
 
 # Lists of cores are cut off after so many parts.
@@ -92,7 +94,7 @@ class Places:
             and ref["offset"] <= memory["offset"] < ref["offset"] + max(ref["bytes"], 1)
         ]
         # "x[0:4]" is a part of "x".
-        plain = [name.partition("[")[0] for name in names]
+        plain = {*names, *(name.partition("[")[0] for name in names)}
         named = [ref for ref in found if ref["name"] in plain]
         return (named or found or [None])[0]
 
@@ -135,7 +137,7 @@ def _element(name: str, shape: Sequence[int], flat: int) -> str:
     for extent in reversed(shape):
         index.append(flat % extent)
         flat //= extent
-    return f"{name}[{', '.join(map(str, reversed(index)))}]"
+    return element_name(name, f"[{', '.join(map(str, reversed(index)))}]")
 
 
 def boxes(points: Iterable[Coordinates]) -> list[list[list[int]]]:

@@ -4,7 +4,7 @@ allocates and reaches.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax import lax
@@ -37,6 +37,38 @@ def inner_jaxprs(eqn: Any) -> Iterable[Any]:
         for item in parameter if isinstance(parameter, tuple | list) else (parameter,):
             if isinstance(item, _jax.Jaxpr):
                 yield item
+
+
+def called_jaxprs(eqn: Any) -> list[tuple[Any, Sequence[Any]]] | None:
+    """The jaxprs that an equation runs, each with what it is given; None if that is not known."""
+    if eqn.primitive is _jax.cond_p:
+        return [(branch, eqn.invars[1:]) for branch in inner_jaxprs(eqn)]
+    if eqn.primitive in (_jax.scan_p, _jax.jit_p, _jax.closed_call_p):
+        return [(body, eqn.invars) for body in inner_jaxprs(eqn)]
+    if eqn.primitive is _jax.while_p:
+        condition, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        constants, rest = eqn.invars[: condition + body], eqn.invars[condition + body :]
+        return [
+            (eqn.params["cond_jaxpr"], [*constants[:condition], *rest]),
+            (eqn.params["body_jaxpr"], [*constants[condition:], *rest]),
+        ]
+    return None
+
+
+def is_known(atom: Any, names: Mapping[Any, Any]) -> bool:
+    """Whether an atom is a variable among those of the jaxpr at hand that `names` knows."""
+    return isinstance(atom, _jax.Var) and atom in names
+
+
+def passed_on(
+    arguments: Sequence[Any], parameters: Sequence[Any], names: Mapping[Any, Any]
+) -> dict[Any, Any]:
+    """What `names` knows of the arguments of a jaxpr, by the parameters that they become."""
+    return {
+        parameter: names[argument]
+        for argument, parameter in zip(arguments, parameters, strict=True)
+        if is_known(argument, names)
+    }
 
 
 def over_jaxprs(parameter: Any, function: Callable[[Any], Any]) -> Any:

@@ -8,14 +8,14 @@ is for as long as the kernel runs.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from cokernel import _jax
 from cokernel.compiler import dtypes
-from cokernel.compiler.analysis import inner_jaxprs
+from cokernel.compiler.analysis import called_jaxprs, is_known, passed_on
 from cokernel.compiler.values import row_major
 
 # Fewer bytes are copied faster than found.
@@ -65,7 +65,7 @@ class _Search:
                 continue
             elif eqn.primitive is _jax.pallas_primitives.run_scoped_p:
                 body = eqn.params["jaxpr"]
-                inside = _passed(eqn.invars, body.constvars, names)
+                inside = passed_on(eqn.invars, body.constvars, names)
                 if eqn.params["collective_axes"]:
                     self._refuse(eqn.invars, names)
                 for var in body.invars:
@@ -73,14 +73,14 @@ class _Search:
                     if _may_be_borrowed(var.aval) and not eqn.params["collective_axes"]:
                         self.sources[var] = []
                 self.visit(body, inside)
-            elif (passing := _parameters(eqn)) is not None:
+            elif (passing := called_jaxprs(eqn)) is not None:
                 for body, arguments in passing:
-                    self.visit(body, _passed(arguments, body.invars, names))
+                    self.visit(body, passed_on(arguments, body.invars, names))
             else:
                 self._refuse(eqn.invars, names)
 
     def _refuse(self, atoms: Iterable[Any], names: dict[Any, Any]) -> None:
-        self.refused |= {names[atom] for atom in atoms if _is_known(atom, names)}
+        self.refused |= {names[atom] for atom in atoms if is_known(atom, names)}
 
     def _read(self, eqn: Any, names: dict[Any, Any]) -> None:
         ref, *flat = eqn.invars
@@ -108,7 +108,7 @@ class _Search:
 
     def _borrowing(self, source: Any, names: dict[Any, Any]) -> "_Block | None":
         """The block of an operand that a transformed Ref is, if it always lies inside of it."""
-        operand: Any = names.get(source.ref) if _is_known(source.ref, names) else None
+        operand: Any = names.get(source.ref) if is_known(source.ref, names) else None
         if operand not in self.operands or len(source.transforms) != 1:
             return None
         [indexer] = source.transforms
@@ -138,36 +138,6 @@ class _Block:
     operand: Any
     strides: tuple[int, ...]
     shape: tuple[int, ...]
-
-
-def _is_known(atom: Any, names: dict[Any, Any]) -> bool:
-    return isinstance(atom, _jax.Var) and atom in names
-
-
-def _passed(
-    arguments: Sequence[Any], parameters: Sequence[Any], names: dict[Any, Any]
-) -> dict[Any, Any]:
-    return {
-        parameter: names[argument]
-        for argument, parameter in zip(arguments, parameters, strict=True)
-        if _is_known(argument, names)
-    }
-
-
-def _parameters(eqn: Any) -> list[tuple[Any, Sequence[Any]]] | None:
-    """The jaxprs that an equation runs, each with what it is given; None if that is not known."""
-    if eqn.primitive is _jax.cond_p:
-        return [(branch, eqn.invars[1:]) for branch in inner_jaxprs(eqn)]
-    if eqn.primitive in (_jax.scan_p, _jax.jit_p, _jax.closed_call_p):
-        return [(body, eqn.invars) for body in inner_jaxprs(eqn)]
-    if eqn.primitive is _jax.while_p:
-        condition, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        constants, rest = eqn.invars[: condition + body], eqn.invars[condition + body :]
-        return [
-            (eqn.params["cond_jaxpr"], [*constants[:condition], *rest]),
-            (eqn.params["body_jaxpr"], [*constants[condition:], *rest]),
-        ]
-    return None
 
 
 def _may_be_borrowed(aval: Any) -> bool:

@@ -12,7 +12,6 @@ from cokernel import _jax
 from cokernel.compiler import dtypes, nests
 from cokernel.compiler.access import read, write
 from cokernel.compiler.analysis import (
-    argument_names,
     equation_may_suspend,
     inner_jaxprs,
     is_polling,
@@ -36,6 +35,7 @@ from cokernel.compiler.values import (
     pack,
     row_major,
 )
+from cokernel.compiler.window_names import NamedRef, scope_names
 
 # How many loops one function may hold: LLVM's time grows with their square.
 LOOPS_IN_A_FUNCTION = 4
@@ -488,7 +488,13 @@ def _join(
 @rule(_jax.pallas_primitives.run_scoped_p)
 def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     body = eqn.params["jaxpr"]
-    names = _jax_names(body)
+    outer = {
+        var: NamedRef(root.memory, root.name)
+        for var, operand in zip(body.constvars, operands, strict=True)
+        if isinstance(operand, AnyRef)
+        for root, _ in [root_of(operand)]
+    }
+    names = scope_names(body, outer)
     axes = eqn.params["collective_axes"]
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     refs = [
@@ -539,10 +545,6 @@ def _scoped(context: Context, aval: Any, name: str, axes: tuple[str, ...]) -> An
     whole = tuple(_jax.Slice(0, extent) for extent in aval.shape)
     indexer = _jax.NDIndexer((*index, *whole), ref.shape, ())
     return BoundRef(tuple(aval.shape), aval.dtype, ref, (indexer,))
-
-
-def _jax_names(body: Any) -> list[str]:
-    return argument_names(body, len(body.invars), "scoped")
 
 
 @rule(_jax.empty_ref_p)

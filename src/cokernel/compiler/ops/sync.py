@@ -21,16 +21,17 @@ from cokernel.compiler.probes import Access, step
 from cokernel.compiler.refs import Place, RefValue, View, root_of
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Scalar, Value, row_major
+from cokernel.compiler.window_names import element_name
 
 
 def written_name(ref: RefValue, transforms: Sequence[Any]) -> str:
     """The Ref as the user wrote it, with its indices if they are known: "sems[2]", "sems[...]"."""
-    text = ref.name
+    parts = ""
     for transform in transforms:
         if isinstance(transform, _jax.NDIndexer) and transform.indices:
             indices = [_written_index(index) for index in transform.indices]
-            text += "[...]" if "..." in indices else f"[{', '.join(indices)}]"
-    return text
+            parts += "[...]" if "..." in indices else f"[{', '.join(indices)}]"
+    return element_name(ref.name, parts)
 
 
 def _written_index(index: Any) -> str:
