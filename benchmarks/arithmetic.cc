@@ -1,4 +1,4 @@
-// The arithmetic of the benchmark kernels, written by hand, in vectors of sixteen lanes.
+// The arithmetic of the benchmark kernels, written by hand, in vectors as wide as the registers.
 
 #include <cmath>
 #include <cstring>
@@ -12,9 +12,9 @@
 
 namespace {
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Words __attribute__((vector_size(64)));
-constexpr int64_t kWidth = 16;
+typedef float Floats __attribute__((vector_size(kVectorBytes)));
+typedef int32_t Words __attribute__((vector_size(kVectorBytes)));
+constexpr int64_t kWidth = kVectorBytes / sizeof(float);
 
 Floats load(const float* from) {
   Floats value;
