@@ -1,6 +1,7 @@
 """The pytest plugin, on tests of its own."""
 
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -141,7 +142,8 @@ def test_a_path_that_the_option_takes_is_told_so(tmp_path):
 
 def test_findings_whose_exceptions_are_swallowed_fail_the_test(tmp_path):
     text = run(tmp_path, "--cokernel-check=2", "-rA", tests=SWALLOWING_TESTS)
-    assert "2 failed, 3 passed, 1 xfailed, 1 warning, 1 error" in text
+    # How many warnings there are depends on how the package is installed.
+    assert re.search(r"2 failed, 3 passed, 1 xfailed, .*1 error in", text)
     assert "FAILED test_kernels.py::test_swallowed" in text
     assert "FAILED test_kernels.py::test_of_another_expectation" in text
     assert "ERROR test_kernels.py::test_of_a_fixture" in text

@@ -140,7 +140,8 @@ def values(dtype: Any, shape: Sequence[int], generator: np.random.Generator) -> 
             np.where(x == x.dtype.type(2.0**-127), x.dtype.type(1), x) for x in (known, anything)
         )
     chosen = known[generator.integers(0, len(known), size)]
-    return np.where(generator.integers(0, 3, size) == 0, anything, chosen).reshape(shape)
+    mixed = np.where(generator.integers(0, 3, size) == 0, anything, chosen).reshape(shape)
+    return tolerance.without_doubtful_denormals(mixed)
 
 
 def operands_of(dtype: Any, seed: int) -> Operands:
