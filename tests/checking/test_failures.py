@@ -372,7 +372,8 @@ def test_a_loop_that_only_computes_is_told_with_its_line(body, interpret):
         jax.block_until_ready(kernel(jnp.zeros(1, jnp.int32)))
     lines, first = inspect.getsourcelines(body)
     line = first + next(i for i, text in enumerate(lines) if "out_ref[0] = lax." in text)
-    assert f"running, last seen at line {line}" in str(raised.value)
+    # It may be stopped while it lets other cores go first.
+    assert re.search(rf"(running|ready), last seen at line {line}\b", str(raised.value))
     assert f"at {__file__}:{line} in {body.__name__}" in str(raised.value)
 
 
