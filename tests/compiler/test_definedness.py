@@ -452,6 +452,33 @@ def test_lanes_are_followed_through_gathers_scatters_and_compressed_accesses():
     assert "load_gather" in finding.parties[0].code
 
 
+@pytest.mark.parametrize(("size", "written"), [(16, 8), (16, 7), (32, 8), (32, 16), (64, 32)])
+@pytest.mark.parametrize("reduce", [jnp.max, jnp.sum])
+def test_what_a_constant_mask_leaves_out_of_a_reduction_need_not_be_defined(size, written, reduce):
+    def body(x_ref, o_ref, buffer):
+        buffer[pl.ds(0, written)] = x_ref[pl.ds(0, written)]
+        kept = jnp.where(jnp.arange(size) < written, buffer[...], 0)
+        o_ref[...] = reduce(kept)[None]
+
+    def leaky(x_ref, o_ref, buffer):
+        buffer[pl.ds(0, written)] = x_ref[pl.ds(0, written)]
+        kept = jnp.where(jnp.arange(size) <= written, buffer[...], 0)
+        o_ref[...] = reduce(kept)[None]
+
+    def told(program):
+        kernel = cokernel.kernel(
+            program,
+            jax.ShapeDtypeStruct((1,), jnp.int32),
+            mesh=cokernel.CoreMesh(core=1),
+            scratch_types=[cokernel.private((size,), jnp.int32)],
+        )
+        report = cokernel.explore(kernel, jnp.arange(size, dtype=jnp.int32), schedules=1)
+        return [item.kind for item in report.findings]
+
+    assert told(body) == []
+    assert told(leaky) == ["UninitialisedRead"]
+
+
 KERNEL_STEPS: list[tuple[Callable[..., None], Callable[..., None]]] = [
     # (in the kernel, on masks): both are given two buffers and a start.
     (

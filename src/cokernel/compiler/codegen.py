@@ -12,9 +12,10 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from cokernel.compiler import blas, cache
+from cokernel.compiler.mask_shuffles import without_constant_lanes
 
 # Written into every key, so that a change of how we compile never meets an object from before it.
-PIPELINE_VERSION = 4
+PIPELINE_VERSION = 5
 
 # LLVM 22's VectorCombine takes a comparison of a vector with one of its own lanes for a comparison
 # of the vector with itself, if both come out of one shuffle.
@@ -104,6 +105,12 @@ def _optimised(ir: str) -> tuple[Any, Any]:
     merging.add_merge_functions_pass()
     merging.run(module, builder)
     builder.getModulePassManager().run(module, builder)
+    if host_has("avx512f"):
+        # Last, because the passes would make shuffles of it again.
+        text = str(module)
+        changed = without_constant_lanes(text)
+        if changed != text:
+            module = llvm.parse_assembly(changed)
     return module, machine
 
 
