@@ -125,6 +125,12 @@ EXACT = {
         lambda x: jnp.concatenate([x, jnp.ones((1, 4))]),
         lambda m: np.concatenate([m, np.zeros((1, 4), bool)]),
     ),
+    "stack": Case(
+        lambda x: jnp.stack([x, jnp.ones((3, 4))], axis=1),
+        lambda m: np.stack([m, np.zeros((3, 4), bool)], axis=1),
+    ),
+    "unstack": Case(lambda x: jnp.unstack(x, axis=1)[2], lambda m: m[:, 2]),
+    "tile": Case(lambda x: jnp.tile(x, (2, 3)), lambda m: np.tile(m, (2, 3))),
     "pad": Case(lambda x: jnp.pad(x, 1), lambda m: np.pad(m, 1)),
     "take": Case(lambda x: x[jnp.array([2, 0])], lambda m: m[[2, 0]]),
     "update": Case(
@@ -209,6 +215,14 @@ STEPS: list[Case] = [
     Case(
         lambda x: jnp.concatenate([x[4:], jnp.ones(4)]),
         lambda m: np.concatenate([m[4:], [False] * 4]),
+    ),
+    Case(
+        lambda x: jnp.stack([x[:4], x[4:]], axis=1).reshape(8), lambda m: m.reshape(2, 4).T.ravel()
+    ),
+    Case(lambda x: jnp.tile(x[:2], 4), lambda m: np.tile(m[:2], 4)),
+    Case(
+        lambda x: jnp.concatenate(jnp.unstack(x.reshape(2, 4))[::-1]),
+        lambda m: np.concatenate([m[4:], m[:4]]),
     ),
     Case(lambda x: jnp.cumsum(x), np.logical_or.accumulate),
     Case(lambda x: x.reshape(2, 4).sum(axis=0).repeat(2), lambda m: (m[:4] | m[4:]).repeat(2)),

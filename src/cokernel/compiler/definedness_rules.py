@@ -172,19 +172,21 @@ of_values(
     lax.rev_p,
     lax.slice_p,
     lax.concatenate_p,
+    lax.stack_p,
+    lax.tile_p,
     lax.pad_p,
 )(_moving())
 of_values(lax.dynamic_slice_p, lax.gather_p)(_moving(1))
 of_values(lax.dynamic_update_slice_p)(_moving(2))
 
 
-@of_values(lax.split_p)
+@of_values(lax.split_p, lax.unstack_p)
 def _split(scope: Scope, eqn: Any) -> list[Mask]:
     mask = scope.mask(eqn.invars[0])
     return [
         scope.call(
             eqn,
-            lambda mask, number=number: lax.split_p.bind(mask, **eqn.params)[number],
+            lambda mask, number=number: eqn.primitive.bind(mask, **eqn.params)[number],
             [mask],
             tuple(variable.aval.shape),
         )
