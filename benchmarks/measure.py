@@ -9,6 +9,8 @@ import jax
 
 # One measurement repeats a call until it has taken about this long.
 MEASUREMENT_S = 0.01
+# How often it is called to know how many calls that are.
+TRIAL_CALLS = 8
 # A contender is left out of the later rounds when its measurements have taken this long.
 BUDGET_S = 1.0
 LEAST_ROUNDS = 3
@@ -96,7 +98,9 @@ def jitted(name: str, function: Callable, *arguments, calls: int = 0, jobs: int 
 
     first_call_s = time_calls(1)
     if calls == 0:
-        calls = max(1, int(MEASUREMENT_S / min(time_calls(1), time_calls(1))))
+        # Early calls may be slow: they meet new memory, and Cokernel tries what helpers bring.
+        shortest = min(time_calls(1) for _ in range(TRIAL_CALLS))
+        calls = max(1, int(MEASUREMENT_S / shortest))
 
     def measure() -> float:
         time_calls(1)
