@@ -1,6 +1,7 @@
 """Reports and warnings of programs that launch several kernels."""
 
 import inspect
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -67,3 +68,34 @@ def test_what_was_not_checked_is_warned_of_at_the_line_that_made_the_kernel():
     lines, start = inspect.getsourcelines(here)
     made = start + next(i for i, line in enumerate(lines) if "kernel = cokernel.kernel" in line)
     assert (warning.filename, warning.lineno) == (__file__, made)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_warning_that_filters_make_an_error_says_that_it_is_one(wrap):
+    kernel = cokernel.kernel(first_races, OUT, mesh=cokernel.CoreMesh(core=2))
+    with cokernel.checked(on_finding="warn"):
+        with (
+            warnings.catch_warnings(action="error"),
+            pytest.raises(jax.errors.JaxRuntimeError, match="Race") as caught,
+        ):
+            jax.block_until_ready(wrap(kernel)())
+        assert "CheckWarning, which the warning filters of Python make an error" in str(caught.value)
+        with pytest.warns(cokernel.CheckWarning, match="Race"):
+            jax.block_until_ready(wrap(kernel)())
+
+
+def test_an_exception_of_what_shows_warnings_is_told_behind_the_report(monkeypatch):
+    def show(*args, **kwargs):
+        raise KeyError("nowhere to show it")
+
+    kernel = cokernel.kernel(first_races, OUT, mesh=cokernel.CoreMesh(core=2))
+    with (
+        cokernel.checked(on_finding="warn"),
+        warnings.catch_warnings(action="always"),
+        pytest.raises(jax.errors.JaxRuntimeError, match="Race") as caught,
+    ):
+        monkeypatch.setattr(warnings, "showwarning", show)
+        jax.block_until_ready(kernel())
+    text = str(caught.value)
+    assert "Traceback" not in text
+    assert "showing it raised KeyError: 'nowhere to show it'" in text

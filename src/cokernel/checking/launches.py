@@ -15,6 +15,13 @@ from cokernel.checking.report import CheckWarning, Report, report_of
 # `reports` goes back so many launches.
 REPORTS_KEPT = 1000
 
+# What ends the text of an error that was to be a warning.
+AS_ERROR = (
+    "This is a CheckWarning, which the warning filters of Python make an error "
+    '(as "python -W error" does): warnings.filterwarnings("default", '
+    "category=cokernel.CheckWarning) lets it be a warning."
+)
+
 # The report of a launch, and the record it was made from, with its "options".
 Heard = tuple[Report, Mapping[str, Any]]
 
@@ -115,24 +122,33 @@ def finish_launch(
     has_ended = record.get("failure") is not None or not record.get("is_complete", True)
     if not has_ended and (options.on_finding == "warn" or not (report.findings or report.dropped)):
         if not is_heard and (report.findings or report.not_checked or report.notes):
-            try:
-                _warn(report, places)
-            except CheckWarning:
-                # Python's filters make errors of warnings; the launch raises it.
-                return str(report)
+            return _warn(report, places)
         return ""
     return str(report)
 
 
-def _warn(report: Report, places: Places) -> None:
-    """Warns at the line of the first finding, or else at the one that made the kernel."""
+def _warn(report: Report, places: Places) -> str:
+    """Warns at the line of the first finding, or else at the one that made the kernel.
+
+    Returns:
+      The text of the error that the launch raises where the warning ends in an exception: no
+      exception can go from here through XLA to the user. "" otherwise.
+    """
     parties = [party for finding in report.findings for party in finding.parties]
     lines = [(party.file, party.line) for party in parties if party.file and party.line]
     if places.made_at is not None:
         lines.append((places.made_at["file"], places.made_at["line"]))
     file, line = lines[0] if lines else (f"<kernel {report.kernel}>", 1)
-    # The runtime calls this, so that no frame of the user is on the stack.
-    warnings.warn_explicit(str(report), CheckWarning, file, line, registry=_warned)
+    try:
+        # The runtime calls this, so that no frame of the user is on the stack.
+        warnings.warn_explicit(str(report), CheckWarning, file, line, registry=_warned)
+    except CheckWarning:
+        return f"{report}\n\n{AS_ERROR}"
+    except Exception as error:
+        # What shows warnings can be replaced (`warnings.showwarning`), and may raise anything.
+        problem = f"{type(error).__name__}: {error}"
+        return f"{report}\n\nThis was to be a CheckWarning, and showing it raised {problem}"
+    return ""
 
 
 def misfit(kernel: str) -> str:
