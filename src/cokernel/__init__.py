@@ -10,6 +10,7 @@ from cokernel.checking.explore import explore as explore
 from cokernel.checking.findings import Finding as Finding
 from cokernel.checking.findings import Party as Party
 from cokernel.checking.launches import last_report as last_report
+from cokernel.checking.launches import report_of as report_of
 from cokernel.checking.launches import reports as reports
 from cokernel.checking.options import Checked as Checked
 from cokernel.checking.report import CheckWarning as CheckWarning
@@ -57,6 +58,7 @@ __all__ = [
     "mpmd_map",
     "pallas",
     "private",
+    "report_of",
     "reports",
     "set_checked",
     "set_target",

@@ -79,7 +79,8 @@ def test_a_warning_that_filters_make_an_error_says_that_it_is_one(wrap):
             pytest.raises(jax.errors.JaxRuntimeError, match="Race") as caught,
         ):
             jax.block_until_ready(wrap(kernel)())
-        assert "CheckWarning, which the warning filters of Python make an error" in str(caught.value)
+        text = str(caught.value)
+        assert "CheckWarning, which the warning filters of Python make an error" in text
         with pytest.warns(cokernel.CheckWarning, match="Race"):
             jax.block_until_ready(wrap(kernel)())
 
@@ -89,13 +90,49 @@ def test_an_exception_of_what_shows_warnings_is_told_behind_the_report(monkeypat
         raise KeyError("nowhere to show it")
 
     kernel = cokernel.kernel(first_races, OUT, mesh=cokernel.CoreMesh(core=2))
-    with (
-        cokernel.checked(on_finding="warn"),
-        warnings.catch_warnings(action="always"),
-        pytest.raises(jax.errors.JaxRuntimeError, match="Race") as caught,
-    ):
+    with cokernel.checked(on_finding="warn"), warnings.catch_warnings(action="always"):
         monkeypatch.setattr(warnings, "showwarning", show)
-        jax.block_until_ready(kernel())
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Race") as caught:
+            jax.block_until_ready(kernel())
     text = str(caught.value)
     assert "Traceback" not in text
     assert "showing it raised KeyError: 'nowhere to show it'" in text
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_an_exception_leads_to_the_report_of_its_own_launch(wrap):
+    mesh = cokernel.CoreMesh(core=2)
+    first = cokernel.kernel(first_races, OUT, mesh=mesh)
+    second = cokernel.kernel(second_races, OUT, mesh=mesh)
+    errors = []
+    with cokernel.checked():
+        for run in (lambda: wrap(first)(), lambda: wrap(second)(jnp.ones(1, jnp.int32))):
+            with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+                jax.block_until_ready(run())
+            errors.append(caught.value)
+    kernels = ["first_races", "second_races"]
+    assert [cokernel.report_of(error).kernel for error in errors] == kernels
+    assert cokernel.report_of(errors[1]) is cokernel.last_report()
+
+
+def test_an_exception_raised_from_another_leads_to_the_report_of_that_one():
+    kernel = cokernel.kernel(first_races, OUT, mesh=cokernel.CoreMesh(core=2))
+
+    def step():
+        try:
+            jax.block_until_ready(kernel())
+        except jax.errors.JaxRuntimeError as error:
+            raise ExceptionGroup("several", [ValueError("the step failed")]) from error
+
+    with pytest.raises(ExceptionGroup) as caught, cokernel.checked():
+        step()
+    assert cokernel.report_of(caught.value).of_kind("Race")
+
+
+def test_an_exception_of_no_checked_launch_has_no_report():
+    kernel = cokernel.kernel(first_races, OUT, mesh=cokernel.CoreMesh(core=2))
+    with cokernel.checked(on_finding="warn"), pytest.warns(cokernel.CheckWarning):
+        jax.block_until_ready(kernel())
+    assert cokernel.report_of(ValueError("Race")) is None
+    with pytest.raises(TypeError, match="takes an exception"):
+        cokernel.report_of("Race")

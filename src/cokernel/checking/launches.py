@@ -10,7 +10,8 @@ from typing import Any
 from cokernel.checking.findings import Finding
 from cokernel.checking.options import Checked
 from cokernel.checking.places import Places
-from cokernel.checking.report import CheckWarning, Report, report_of
+from cokernel.checking.report import CheckWarning, Report
+from cokernel.checking.report import report_of as report_of_record
 
 # `reports` goes back so many launches.
 REPORTS_KEPT = 1000
@@ -85,6 +86,57 @@ def reports() -> tuple[Report, ...]:
     return _reports.latest()
 
 
+def report_of(error: BaseException) -> Report | None:
+    """Returns the report that an exception brings the text of.
+
+      try:
+          jax.block_until_ready(f(x))
+      except jax.errors.JaxRuntimeError as error:
+          report = cokernel.report_of(error)
+
+    XLA makes the exception of a launch, out of a text, so that no object can travel with it: this
+    finds the report of that text among those of `reports()`. Exceptions that others were raised
+    from, or while they were handled, are looked at as well.
+
+    Args:
+      error: any exception.
+
+    Returns:
+      The report; None if the exception comes from no checked launch, or from one that ended more
+      than a thousand launches ago.
+
+    Raises:
+      TypeError: if it is no exception.
+    """
+    if not isinstance(error, BaseException):
+        raise TypeError(f"report_of(error) takes an exception, got {error!r}")
+    latest = _reports.latest()
+    for one in _with_causes(error):
+        text = str(one)
+        for report in reversed(latest):
+            # The headlines first: most reports differ in them, and all of them are short.
+            if report.headline() in text and str(report) in text:
+                return report
+            if misfit(report.kernel) in text:
+                return report
+    return None
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what it comes from, each once, nearest first."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        if isinstance(one, BaseExceptionGroup):
+            waiting += one.exceptions
+        waiting += [one.__cause__, one.__context__]
+
+
 def collected_reports(*, speaks: bool = True) -> contextlib.AbstractContextManager[list[Heard]]:
     """Collects, within a `with` block, the reports of all launches that end, with their records.
 
@@ -113,7 +165,7 @@ def finish_launch(
     places = Places(sites, memory)
     if options.chip_limits == "warn":
         notes, chip = [*notes, *map(_as_note, chip)], ()
-    report = report_of(
+    report = report_of_record(
         record, places, not_checked=not_checked, chip=chip, notes=notes, off=options.switched_off
     )
     is_heard = _reports.add(report, {**record, "options": options})
