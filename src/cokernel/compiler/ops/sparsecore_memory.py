@@ -8,7 +8,7 @@ loop in a function of its own.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -57,7 +57,6 @@ from cokernel.compiler.values import (
     load_element,
     make_packed,
     store_element,
-    store_vector,
 )
 
 SC = _jax.sc_primitives
@@ -288,12 +287,14 @@ def _add_whole(context: Context, view: View, value: Value) -> None:
 @dataclasses.dataclass
 class _Lanes:
     """The elements that index arrays pick, lane by lane, as distances in bytes from the start of
-    the view, and which lanes are meant.
+    the view, and which lanes are meant. No offset of a lane that is meant is beyond `span`; it is
+    None where the view's extents are known only when the kernel runs.
     """
 
     base: ir.Value
     offsets: ir.Value
     mask: ir.Value
+    span: int | None
 
     def addresses(self, context: Context) -> ir.Value:
         """Where the elements are, in one register."""
@@ -317,7 +318,16 @@ def _pick_lanes(
         step = context.builder.mul(wide, builder.constant(i64, stride))
         offset = step if offset is None else context.builder.add(offset, step)
     assert offset is not None
-    return _Lanes(view.address, offset, taken)
+    return _Lanes(view.address, offset, taken, _span(view))
+
+
+def _span(view: View) -> int | None:
+    span = 0
+    for extent, stride in zip(view.extents, view.strides, strict=True):
+        if not isinstance(extent, int) or stride < 0:
+            return None
+        span += (extent - 1) * stride
+    return span
 
 
 def _widen(context: Context, register: ir.Value, dtype: Any, kind: ir.Type) -> ir.Value:
@@ -441,6 +451,24 @@ def _probe_lanes(
         probe_lanes(context, view, access, operation, lanes.addresses(context), taken)
 
 
+def _scalars(context: Context, lanes: _Lanes) -> Iterator[ir.Value]:
+    """The offsets of the lanes, one after another, as 64-bit integers."""
+    builder = context.builder
+    count = lane_count(lanes.offsets)
+    if lanes.span is not None and lanes.span < 2**31 and count % 2 == 0:
+        # Moving a lane out of a vector register costs as much as the addition to come. Two offsets
+        # of 32 bits are moved at once.
+        narrow = builder.trunc(lanes.offsets, ir.VectorType(i32, count))
+        pairs = builder.bitcast(narrow, ir.VectorType(i64, count // 2))
+        for place in range(count // 2):
+            pair = builder.extract_element(pairs, ir.Constant(i32, place))
+            yield builder.and_(pair, ir.Constant(i64, 2**32 - 1))
+            yield builder.lshr(pair, ir.Constant(i64, 32))
+    else:
+        for place in range(count):
+            yield builder.extract_element(lanes.offsets, ir.Constant(i32, place))
+
+
 def _add_lanes(
     context: Context, lanes: _Lanes, value: ir.Value, dtype: np.dtype, is_masked: bool
 ) -> None:
@@ -448,16 +476,9 @@ def _add_lanes(
     that nobody reads.
     """
     function, builder = context.function, context.builder
-    count = lane_count(value)
     nowhere = nests.dense_buffer(context, (1,), dtype) if is_masked else None
-    # The offsets go through memory, because taking lane after lane out of a register is slower. An
-    # atomic load keeps LLVM from taking them out of the register all the same.
-    offsets = nests.dense_buffer(context, (count,), np.int64)
-    store_vector(function, lanes.offsets, offsets.address, offsets.dtype)
-    for lane in range(count):
+    for lane, offset in enumerate(_scalars(context, lanes)):
         place = ir.Constant(i32, lane)
-        place_of_offset = offsets.element_address(function, [lane])
-        offset = builder.load_atomic(place_of_offset, "monotonic", 8, typ=i64)
         address = function.advance(lanes.base, offset)
         if nowhere is not None:
             taken = builder.extract_element(lanes.mask, place)
