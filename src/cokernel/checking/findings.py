@@ -100,7 +100,8 @@ class Finding:
         what it is about.
       advice: what to do.
       replay: the string that replays the schedule which showed it; None where every schedule does.
-      occurrences: how often it was met.
+      occurrences: how often it was met, under all schedules together: accesses, each of which
+        counts once whatever its size, or copies, signals and waits.
       details: further lines of text, such as what each core waits for.
       memory: the elements, under the schedule that `replay` names: those that `parties` have
         touched and no others. None where elements are not what it is about.

@@ -5,10 +5,11 @@ Everything here is emitted only for a kernel that is compiled with `checked`; se
 the Ref as the program calls it), the kind of access, and where the elements are.
 """
 
+import contextlib
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,8 +82,9 @@ def probe(context: "Context", view: "View", access: Access, operation: str) -> i
     if view.pieces is not None:
         from cokernel.compiler.pieces import piece
 
-        for number in range(dtypes.itemsize(view.dtype) // dtypes.itemsize(view.pieces.dtype)):
-            probe(context, piece(context, view, number), access, operation)
+        with one_access(context):
+            for number in range(dtypes.itemsize(view.dtype) // dtypes.itemsize(view.pieces.dtype)):
+                probe(context, piece(context, view, number), access, operation)
         return None
     if access is Access.READ and context.is_polled and view.ref.place is not Place.PRIVATE:
         access = Access.POLL
@@ -93,6 +95,17 @@ def probe(context: "Context", view: "View", access: Access, operation: str) -> i
     itemsize = dtypes.itemsize(view.dtype)
     extents, strides = view.reach()
     return probe_block(context, site, access, view.address, extents, strides, itemsize)
+
+
+@contextlib.contextmanager
+def one_access(context: "Context") -> Iterator[None]:
+    """Has the runtime count what is probed within as one access."""
+    function = context.function
+    for begins in (1, 0):
+        arguments = [function.core, ir.Constant(i32, begins)]
+        function.call_external("cokernel_checked_group", void, arguments)
+        if begins:
+            yield
 
 
 # Blocks.
@@ -238,7 +251,8 @@ def _probe_picked(context: "Context", view: "View", access: Access, site: ir.Con
         for extent in reversed(shape):
             strides.insert(0, step)
             step *= extent
-        with inner.nest(shape) as index:
+        grouped = contextlib.nullcontext() if at_once else one_access(context)
+        with grouped, inner.nest(shape) as index:
             place = [*index, *[0] * (rank - outer)]
             address = picked_address(ElementBuilder(inner), indices, base, picks, place)
             if room is None:

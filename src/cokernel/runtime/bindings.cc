@@ -235,6 +235,7 @@ nb::dict function_addresses() {
   add_function(functions, "cokernel_checked_access", cokernel_checked_access);
   add_function(functions, "cokernel_checked_access_strided", cokernel_checked_access_strided);
   add_function(functions, "cokernel_checked_access_picked", cokernel_checked_access_picked);
+  add_function(functions, "cokernel_checked_group", cokernel_checked_group);
   add_function(functions, "cokernel_checked_dma", cokernel_checked_dma);
   add_function(functions, "cokernel_checked_copy_undefined", cokernel_checked_copy_undefined);
   add_function(functions, "cokernel_checked_merge_undefined", cokernel_checked_merge_undefined);

@@ -5,6 +5,7 @@ program, is put together in a block of arguments, which the runtime copies at th
 a Ref are read when the copy takes effect, as on the chip.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,14 @@ from cokernel.compiler.ops import copies
 from cokernel.compiler.ops.copies import Block, MoveRun, Picks, Side
 from cokernel.compiler.ops.definedness import AT_ONCE, FROM_PADDING, mark_one, read_numbers
 from cokernel.compiler.ops.sync import SemaphoreAt
-from cokernel.compiler.probes import Access, is_probed, probe_block, probe_run, table
+from cokernel.compiler.probes import (
+    Access,
+    is_probed,
+    one_access,
+    probe_block,
+    probe_run,
+    table,
+)
 from cokernel.compiler.transforms import smaller
 
 # How the runtime is told that undefined elements are used as indices.
@@ -260,7 +268,8 @@ def _copy(context: Context, block: Block, operation: str) -> None:
             probe_block(
                 context, writes, access, target.address, target.extents, strides[1], itemsize
             )
-    copies.copy_block(context, block, operation, watch)
+    with contextlib.nullcontext() if watch is None else one_access(context):
+        copies.copy_block(context, block, operation, watch)
     if not is_picked:
         _carry_undefined(
             context,

@@ -53,6 +53,10 @@ void cokernel_checked_access_picked(cokernel::Core* core, int32_t site, int32_t 
                                     void* const* addresses, int64_t count, int64_t bytes_each,
                                     int64_t element_bytes, const uint8_t* mask);
 
+// The begin (`begins` not zero) and the end of probes that together tell of one access. What a DMA
+// does is one access as it is.
+void cokernel_checked_group(cokernel::Core* core, int32_t begins);
+
 // Starts a DMA. The argument block is copied. At a moment of the schedule's choice `run` is called
 // with the core and the copy, which is aligned to 64 bytes; whatever is probed in it is done by the
 // DMA. Reads belong to its first half, after which `departure` is signalled, everything else to its

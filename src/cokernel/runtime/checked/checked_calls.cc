@@ -48,8 +48,10 @@ int32_t cokernel_checked_read(Core* core, Semaphore* semaphore, int32_t site) {
 
 int32_t cokernel_checked_access(Core* core, int32_t site, int32_t kind, void* address,
                                 int64_t bytes, int64_t element_bytes) {
-  return state_of(core).access(core, site, static_cast<AccessKind>(kind), address_of(address),
-                               bytes, element_bytes)
+  State& state = state_of(core);
+  state.begin_event();
+  return state.access(core, site, static_cast<AccessKind>(kind), address_of(address), bytes,
+                      element_bytes)
              ? 1
              : 0;
 }
@@ -58,6 +60,7 @@ int32_t cokernel_checked_access_strided(Core* core, int32_t site, int32_t kind, 
                                         int64_t element_bytes, int64_t rank, const int64_t* extents,
                                         const int64_t* strides) {
   State& state = state_of(core);
+  state.begin_event();
   bool was_undefined = false;
   cokernel::checked::for_each_piece(element_bytes, rank, extents, strides, strides,
                                     [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
@@ -73,6 +76,7 @@ void cokernel_checked_access_picked(Core* core, int32_t site, int32_t kind, void
                                     int64_t count, int64_t bytes_each, int64_t element_bytes,
                                     const uint8_t* mask) {
   State& state = state_of(core);
+  state.begin_event();
   for (int64_t i = 0; i < count;) {
     if (mask != nullptr && mask[i] == 0) {
       ++i;
@@ -87,6 +91,15 @@ void cokernel_checked_access_picked(Core* core, int32_t site, int32_t kind, void
       bytes += bytes_each;
     }
     state.access(core, site, static_cast<AccessKind>(kind), begin, bytes, element_bytes);
+  }
+}
+
+void cokernel_checked_group(Core* core, int32_t begins) {
+  State& state = state_of(core);
+  if (begins != 0) {
+    state.begin_group();
+  } else {
+    state.end_group();
   }
 }
 

@@ -88,9 +88,11 @@ void State::conflict(uint32_t earlier, uint32_t later, uintptr_t begin, uintptr_
   finding.first = party_of(later);
   finding.second = party_of(earlier);
   finding.kind = "Race";
+  finding.event = event_;
   if (ends_scope(before, after) || ends_scope(after, before)) {
     // The copy first, then the end of the scope.
     finding.kind = "CopyInFlight";
+    finding.event = 0;
     const bool is_swapped = ends_scope(after, before);
     if (is_swapped) std::swap(finding.first, finding.second);
     // A copy is counted once, whatever it touches in pieces and however many scopes it comes to.
@@ -113,6 +115,7 @@ void State::set_undefined_read(Finding& finding, const UndefinedRead& read, int3
   finding.first->is_dma = read.is_dma;
   finding.first->dma_site = read.dma_site;
   finding.window = read.window;
+  finding.meetings = read.meetings;
   if (read.allocated.site >= 0) {
     finding.allocator = party_of_core(read.allocated.core, read.allocated.site, "allocate");
   }
@@ -226,6 +229,13 @@ void State::look_at_outputs() {
                                    // It was added to, or updated, before anybody wrote it.
                                    finding.first = party_of(last_writer);
                                    finding.memory = range_of(first, last, size);
+                                   const AccessRecord& update = accesses_[last_writer];
+                                   const auto core = static_cast<int32_t>(update.core);
+                                   const auto known = updates_.find({core, update.site});
+                                   if (known != updates_.end()) {
+                                     const int64_t one = first_meeting(core);
+                                     finding.meetings.add(one, one + known->second.count);
+                                   }
                                  }
                                  add(std::move(finding));
                                });

@@ -68,7 +68,13 @@ bool is_same_block(const Place& one, const Place& other) {
 
 // Unites the elements, but only with those that the same cores have touched.
 void Findings::merge(Finding& known, const Finding& finding, bool unite) {
-  known.occurrences += finding.occurrences;
+  if (!finding.meetings.empty()) {
+    known.meetings.add(finding.meetings);
+    known.occurrences = known.meetings.bytes();
+  } else if (finding.event == 0 || finding.event != known.event) {
+    known.occurrences += finding.occurrences;
+    known.event = finding.event;
+  }
   // The end of its scope says more of a copy than the begin of the next one.
   if (is_next_scope(known) && finding.second.has_value() && !is_next_scope(finding)) {
     known.second = finding.second;
@@ -117,11 +123,15 @@ bool Findings::put(const Finding& finding, bool ends, bool unite) {
     return dropped_.insert(key).second;
   }
   all_.push_back(finding);
+  if (!finding.meetings.empty()) all_.back().occurrences = finding.meetings.bytes();
   return true;
 }
 
 void Findings::join(const Findings& other) {
-  for (const Finding& finding : other.all_) {
+  for (Finding finding : other.all_) {
+    // Accesses are numbered in each launch anew.
+    finding.event = 0;
+    finding.meetings = Parts<int64_t>();
     put(finding, std::string_view(finding.kind) == "Livelock", false);
   }
   dropped_.insert(other.dropped_.begin(), other.dropped_.end());

@@ -105,7 +105,11 @@ struct Finding {
   std::optional<MemoryRange> memory;  // What the parties touched, and nobody else.
   std::optional<Place> semaphore;
   int64_t semaphore_count = 0;
+  // How often it was met: by an access, which counts once, into however many pieces the shadow
+  // memory divides what it touches.
   int64_t occurrences = 1;
+  uint64_t event = 0;       // Race: the access that met it; 0 once launches are joined.
+  Parts<int64_t> meetings;  // UninitialisedRead of an output: the reads; see `State::meeting`.
   // The other cores that did the same: who took the place of `first` and of `second`.
   std::vector<std::pair<Party, std::optional<Party>>> also;
   std::vector<Span> window;                              // UninitialisedRead of padding.

@@ -82,6 +82,11 @@ bool State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
   last_probe_ = number;
   const bool was_undefined =
       shadow_.access(*cache.region, {kind, number, &agent, element_bytes, &cache.last}, begin, end);
+  if (was_undefined && kind != AccessKind::kRead && kind != AccessKind::kWrite) {
+    Meetings& known = updates_[{number_of(core), site}];
+    if (known.event != event_) ++known.count;
+    known.event = event_;
+  }
   // Who raises a flag announces what it has done so far, and nothing that it does afterwards.
   if (kind != AccessKind::kRead && is_watched(begin, end)) info(core).agent.release();
   if (kind != AccessKind::kFetchAndAdd) return was_undefined;
@@ -198,7 +203,10 @@ void State::copy_undefined(Core* core, void* target, const void* source, int64_t
               if (origin != origins_.end()) {
                 add_origin(probe, UndefinedRead(origin->second));
               } else {
-                if (read.parts.empty()) read.allocated = allocation_at(first);
+                if (read.parts.empty()) {
+                  read.allocated = allocation_at(first);
+                  read.meetings = meeting(read.core, read.site);
+                }
                 read.parts.add(first, last);
               }
             });
@@ -210,7 +218,19 @@ void State::copy_undefined(Core* core, void* target, const void* source, int64_t
 void State::add_origin(uint32_t probe, const UndefinedRead& read) {
   const auto [entry, is_new] = origins_.emplace(origin_key(probe), read);
   UndefinedRead& known = entry->second;
-  if (!is_new && known.core == read.core && known.site == read.site) known.parts.add(read.parts);
+  if (is_new || known.core != read.core || known.site != read.site) return;
+  known.parts.add(read.parts);
+  known.meetings.add(read.meetings);
+}
+
+Parts<int64_t> State::meeting(int32_t core, int32_t site) {
+  Meetings& known = meetings_[{core, site}];
+  if (known.event != event_) ++known.count;
+  known.event = event_;
+  const int64_t number = first_meeting(core) + known.count - 1;
+  Parts<int64_t> result;
+  result.add(number, number + 1);
+  return result;
 }
 
 void State::allocate(Core* core, int32_t site, void* address, int64_t bytes, int64_t element_bytes,
@@ -287,7 +307,10 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
                        [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
                          if (read.core < 0) is_read_here = note_undefined_read(read, core, write);
                          if (!is_read_here) return;
-                         if (read.parts.empty()) read.allocated = allocation_at(first);
+                         if (read.parts.empty()) {
+                           read.allocated = allocation_at(first);
+                           read.meetings = meeting(read.core, read.site);
+                         }
                          read.parts.add(first, last);
                        });
                  });
@@ -299,6 +322,7 @@ bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t 
       last.serial == known.last_undefined_read) {
     // The elements of one read may be asked for one by one.
     last.parts.add(read.parts);
+    last.meetings.add(read.meetings);
   } else {
     last = std::move(read);
   }
@@ -333,6 +357,7 @@ void State::read_padding(Core* core, int32_t site, int32_t number, int64_t rank,
   for (int64_t i = 0; i < rank; ++i) {
     read.window.push_back({window[i], window[rank + i], window[2 * rank + i]});
   }
+  read.meetings = meeting(read.core, site);
   CoreInfo& known = info(core);
   read.serial = ++known.last_undefined_read;
   known.undefined_reads[number] = std::move(read);
@@ -412,6 +437,8 @@ void State::report_undefined(Core* core, int32_t site, int32_t use, const int32_
   finding.use = name_of_use(use);
   finding.second = party_of_core(number, site, "use");
   set_undefined_read(finding, read, number, site);
+  // It is the use that is counted, whatever it has read.
+  finding.meetings = Parts<int64_t>();
   add(std::move(finding));
 }
 

@@ -323,6 +323,7 @@ void State::take_effect(std::size_t position) {
   in_flight_numbers_.erase(in_flight_numbers_.begin() + static_cast<std::ptrdiff_t>(position));
   Core* core = &launch_.cores[dma->agent.core];
   const int32_t site = core->site.load(std::memory_order_relaxed);
+  begin_event();
   dma_ = dma.get();
   dma->run(core, dma->arguments);
   dma_ = nullptr;

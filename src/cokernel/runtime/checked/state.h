@@ -77,6 +77,16 @@ class State final : public Conflicts {
   // Returns whether something there was undefined before.
   bool access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, int64_t bytes,
               int64_t element_bytes);
+  // What is probed from here on is another access than what was probed before, but for what a DMA
+  // or a group does.
+  void begin_event() {
+    if (dma_ == nullptr && !is_grouped_) ++event_;
+  }
+  void begin_group() {
+    begin_event();
+    is_grouped_ = true;
+  }
+  void end_group() { is_grouped_ = false; }
   void copy_undefined(Core* core, void* target, const void* source, int64_t element_bytes,
                       int64_t rank, const int64_t* extents, const int64_t* target_strides,
                       const int64_t* source_strides);
@@ -121,6 +131,7 @@ class State final : public Conflicts {
     uint64_t serial = 0;
     std::vector<Span> window;  // Where it reaches into the padding of tiles.
     Allocation allocated;      // The scope that asked for the memory, if one did.
+    Parts<int64_t> meetings;   // The reads: what `meeting` calls them.
   };
   // What a core that polls has looked at: a semaphore, or memory.
   struct Look {
@@ -152,6 +163,11 @@ class State final : public Conflicts {
   struct Element {
     Clock clock;
     uint64_t behaviour = 0;
+  };
+  // How often a core has met undefined values at a site.
+  struct Meetings {
+    int64_t count = 0;
+    uint64_t event = 0;  // The last one.
   };
   // The records of the accesses from one site.
   struct SiteCache {
@@ -219,6 +235,10 @@ class State final : public Conflicts {
   // Which of some reads of a core came last, by their numbers in its program.
   const UndefinedRead& undefined_read_of(Core* core, const int32_t* reads, int32_t count);
   Allocation allocation_at(uintptr_t address) const;
+  // Numbers the accesses of a core at a site that meet undefined values: neighbours, and with them
+  // a loop, are one piece. The access is the present one.
+  Parts<int64_t> meeting(int32_t core, int32_t site);
+  static int64_t first_meeting(int32_t core) { return (int64_t{core} + 1) << 40; }
   void add_origin(uint32_t probe, const UndefinedRead& read);
   uint64_t origin_key(uint32_t number) const;
 
@@ -272,8 +292,12 @@ class State final : public Conflicts {
   uintptr_t watched_end_ = 0;
   // The accesses of copies that are known to outlive their scope: agent, epoch, site and kind.
   std::set<std::tuple<uint32_t, uint32_t, int32_t, AccessKind>> in_flight_at_end_;
-  uint32_t last_probe_ = 0;                              // The record of the access probed last.
-  std::unordered_map<uint64_t, UndefinedRead> origins_;  // By the write that stored the value.
+  uint32_t last_probe_ = 0;  // The record of the access probed last.
+  uint64_t event_ = 0;       // The number of the access, or the DMA, that is probed.
+  bool is_grouped_ = false;  // What is probed is of one access.
+  std::map<std::pair<int32_t, int32_t>, Meetings> meetings_;  // Reads, by core and site,
+  std::map<std::pair<int32_t, int32_t>, Meetings> updates_;   // and sums and updates.
+  std::unordered_map<uint64_t, UndefinedRead> origins_;       // By the write that stored the value.
 };
 
 }  // namespace cokernel::checked
