@@ -60,7 +60,7 @@ SELDOM_TRACED = {
 # numbers that no other machine draws.
 WITHOUT_TOLERANCE = {
     "jax.broadcast_to", "jax.check", "jax.closed_call", "jax.dce_sink", "jax.debug_callback",
-    "jax.debug_print", "jax.empty_ref", "jax.io_callback", "jax.pipeline_body",
+    "jax.debug_print", "jax.empty", "jax.empty_ref", "jax.io_callback", "jax.pipeline_body",
     "jax.platform_index", "jax.pure_callback", "jax.pvary", "jax.reduced_vary_cast",
     "lax.axis_index", "lax.stage", "pl.delay", "pl.multiple_of", "pl.num_programs",
     "pl.program_id", "pl.semaphore_read", "pl.semaphore_signal", "pl.semaphore_wait",

@@ -183,6 +183,7 @@ from jax._src.ad_util import stop_gradient_p
 from jax._src.core import pvary_p
 from jax._src.core import reduced_vary_cast_p
 from jax._src.lax.lax import dce_sink_p
+from jax._src.lax.lax import empty_p
 from jax._src.lax.lax import tie_p
 from jax._src.lax.lax import _ragged_dot_general_impl as ragged_dot_general_impl
 from jax._src.lax.lax import ragged_dot_general_p

@@ -25,6 +25,8 @@ from cokernel.compiler.ops.traced import without_lines
 undefined_p = _jax.Primitive("undefined")
 mark_undefined_p = _jax.Primitive("mark_undefined")
 report_undefined_p = _jax.Primitive("report_undefined")
+# Memory that nobody has written, as a Ref: what `lax.empty` is where undefined values are followed.
+unwritten_p = _jax.Primitive("empty")
 # The same of the memory of matrix units, which is no Ref: of staged weights, of the weights that
 # are multiplied with once they are loaded, and of a queue of results.
 load_staged_p = _jax.Primitive("load_staged")

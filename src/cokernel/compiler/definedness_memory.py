@@ -18,6 +18,7 @@ from cokernel.compiler.definedness import (
     is_array,
     mark_undefined_p,
     undefined_p,
+    unwritten_p,
 )
 from cokernel.compiler.definedness_rules import rule
 
@@ -139,6 +140,15 @@ def _masked_swap(scope: Scope, eqn: Any) -> list[Mask]:
         scope.report(eqn, [mask], BRANCH)
     mark(scope, eqn, form, selection, scope.mask(value))
     return [old]
+
+
+@rule(_jax.empty_p)
+def _empty(scope: Scope, eqn: Any) -> list[Mask]:
+    [result] = eqn.outvars
+    ref = _jax.Var(_jax.AbstractRef(result.aval))
+    scope.emit(eqn, unwritten_p, [], [ref], {})
+    scope.emit(eqn, _jax.get_p, [ref], [result], {"tree": jax.tree.structure(())})
+    return [undefined(scope, eqn, VIEW, (ref, ()), result.aval.shape)]
 
 
 @rule(_jax.empty_ref_p)

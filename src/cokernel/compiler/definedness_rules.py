@@ -241,11 +241,22 @@ def _sort(scope: Scope, eqn: Any) -> list[Mask]:
             total = total | mask.any(axis=dimension, keepdims=True)
         return jnp.broadcast_to(total, masks[0].shape)
 
-    found = []
-    for atom in eqn.invars:
-        own = scope.mask(atom)
-        masks = [*keys, own] if own is not None else keys
-        found.append(scope.call(eqn, along, masks, tuple(atom.aval.shape)) if masks else None)
+    def moved(*operands: Any) -> Any:
+        # The rule of `sort` is stable whatever is asked for, so that this is how it moves elements.
+        *keys, mask = operands
+        whole = (*keys, mask.astype(jnp.int32))
+        return lax.sort(whole, dimension=dimension, num_keys=key_count, is_stable=True)[-1] != 0
+
+    found: list[Mask] = []
+    for number, atom in enumerate(eqn.invars):
+        own, shape = scope.mask(atom), tuple(atom.aval.shape)
+        if keys:
+            masks = keys if own is None else [*keys, own]
+            found.append(scope.call(eqn, along, masks, shape))
+        elif own is not None and number >= key_count:
+            found.append(scope.call(eqn, moved, [*eqn.invars[:key_count], own], shape))
+        else:
+            found.append(None)
     return found
 
 
@@ -299,16 +310,24 @@ def _roll(scope: Scope, eqn: Any) -> list[Mask]:
 
 
 @of_values(
-    lax.scatter_p, lax.scatter_add_p, lax.scatter_mul_p, lax.scatter_min_p, lax.scatter_max_p
+    lax.scatter_p,
+    lax.scatter_add_p,
+    lax.scatter_sub_p,
+    lax.scatter_mul_p,
+    lax.scatter_min_p,
+    lax.scatter_max_p,
 )
 def _scatter(scope: Scope, eqn: Any) -> list[Mask]:
+    from cokernel.compiler.ops.indexing import overwrites
+
     operand, indices, updates = eqn.invars
     shape = _shape(eqn)
-    overwrites = eqn.primitive is lax.scatter_p
+    # With a function of the user's what is written also comes from what was there.
+    replaces = eqn.primitive is lax.scatter_p and overwrites(eqn.params["update_jaxpr"])
     result = scope.mask(operand)
-    if scope.mask(updates) is not None or (overwrites and result is not None):
+    if scope.mask(updates) is not None or (replaces and result is not None):
         # What is overwritten is defined anew; of a sum both parts count.
-        scatter = lax.scatter if overwrites else lax.scatter_max
+        scatter = lax.scatter if replaces else lax.scatter_max
 
         def function(mask: Any, indices: Any, updates: Any) -> Any:
             scattered = scatter(
@@ -333,6 +352,7 @@ def load() -> None:
         definedness_flow,
         definedness_matrix_units,
         definedness_memory,
+        definedness_mixing,
     )
     from cokernel.compiler.ops import load_rules
     from cokernel.compiler.ops.registry import ELEMENT_RULES

@@ -34,6 +34,12 @@ def test_an_empty_ref_is_memory_of_the_core():
         np.testing.assert_array_equal(run(function, x)[0], x * 2 + 1)
 
 
+def test_an_empty_array_holds_what_it_holds_for_xla():
+    for shape in ((), (4,), (3, 100)):
+        expect_same(lambda x, shape=shape: lax.empty(shape, x.dtype), np.ones(2, np.float32))
+    expect_same(lambda x: lax.empty((4,), np.int32).at[1].set(x[0]), np.ones(2, np.int32))
+
+
 def test_marks_for_the_compiler_change_nothing():
     def function(x):
         lax.dce_sink(x * 3)

@@ -550,18 +550,18 @@ def _scoped(context: Context, aval: Any, name: str, axes: tuple[str, ...]) -> An
 @rule(_jax.empty_ref_p)
 def _empty_ref(context: Context, eqn: Any) -> RefValue:
     [result] = eqn.outvars
-    return _scoped_until_the_end(context, result.aval, "empty_ref")
+    return scoped_until_the_end(context, result.aval, "empty_ref")
 
 
 @rule(_jax.ref_p)
 def _new_ref(context: Context, eqn: Any, initial: Value) -> RefValue:
     [result] = eqn.outvars
-    ref = _scoped_until_the_end(context, result.aval, "new_ref")
+    ref = scoped_until_the_end(context, result.aval, "new_ref")
     write(context, resolve(context, ref, (), "write", access=Access.WRITE), initial)
     return ref
 
 
-def _scoped_until_the_end(context: Context, aval: Any, operation: str) -> RefValue:
+def scoped_until_the_end(context: Context, aval: Any, operation: str) -> RefValue:
     """Memory whose scope is the rest of the jaxpr that asks for it."""
     ref = context.kernel.layout.allocate_scoped(context, aval, operation, operation)
     if context.is_checked:

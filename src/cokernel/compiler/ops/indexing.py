@@ -229,6 +229,13 @@ def _fill_value(given: Any, dtype: np.dtype) -> Any:
     return info.min if dtypes.kind(dtype) is Kind.SIGNED else info.max
 
 
+def overwrites(update_jaxpr: Any) -> bool:
+    """Whether the function of a `scatter` returns what is new, whatever was there."""
+    if update_jaxpr is None:
+        return True
+    return not update_jaxpr.eqns and update_jaxpr.outvars[0] is update_jaxpr.invars[1]
+
+
 @rule(lax.scatter_p)
 def scatter(context: Context, eqn: Any, operand: Value, indices: Value, updates: Value) -> Value:
     """The operand with boxes replaced by updates, or by what a function makes of the old and the
@@ -236,7 +243,7 @@ def scatter(context: Context, eqn: Any, operand: Value, indices: Value, updates:
     jaxpr, constants = eqn.params["update_jaxpr"], eqn.params["update_consts"]
 
     def combine(old: Value, new: Value) -> Value:
-        if jaxpr is None or (not jaxpr.eqns and jaxpr.outvars[0] is jaxpr.invars[1]):
+        if overwrites(jaxpr):
             return new
         held = [constant(np.asarray(item), np.asarray(item).dtype) for item in constants]
         return lower_jaxpr(context, jaxpr, [old, new], held)[0]

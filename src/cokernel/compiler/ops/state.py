@@ -10,11 +10,13 @@ from cokernel import _jax
 from cokernel.compiler import views
 from cokernel.compiler.access import accumulate, read, write
 from cokernel.compiler.context import Context
-from cokernel.compiler.ops.registry import apply_elementwise, element_rule, rule
+from cokernel.compiler.definedness import unwritten_p
+from cokernel.compiler.ops.control import scoped_until_the_end
+from cokernel.compiler.ops.registry import apply_elementwise, checked_rule, element_rule, rule
 from cokernel.compiler.probes import Access, Answer, probe
 from cokernel.compiler.refs import RefValue
 from cokernel.compiler.transforms import resolve
-from cokernel.compiler.values import Value
+from cokernel.compiler.values import Value, array_constant
 
 
 @rule(_jax.get_p)
@@ -58,3 +60,16 @@ def _broadcast_to(context: Context, eqn: Any, operand: Value) -> Value:
     return views.take_view(
         context, operand, views.broadcast(operand.shape, shape, range(first, len(shape)))
     )
+
+
+@rule(_jax.empty_p)
+def _empty(context: Context, eqn: Any) -> Value:
+    # As XLA has it on a CPU, so that a kernel that does not fill it gives the same bits each time.
+    aval = eqn.outvars[0].aval
+    zero = array_constant(context.function, np.zeros((), aval.dtype))
+    return views.take_view(context, zero, views.broadcast((), tuple(aval.shape), ()))
+
+
+@checked_rule(unwritten_p)
+def _unwritten(context: Context, eqn: Any) -> RefValue:
+    return scoped_until_the_end(context, eqn.outvars[0].aval, "lax.empty")
