@@ -84,27 +84,26 @@ def ratio(subject: Contender, peer: Contender) -> float:
 def jitted(name: str, function: Callable, *arguments, calls: int = 0, jobs: int = 1) -> Contender:
     """Returns a contender that calls `jax.jit(function)(*arguments)`.
 
-    Its measurement times `calls` calls after one that is not timed (0: as many as fill
-    MEASUREMENT_S); each call does `jobs` jobs. The first call of all, which traces and compiles,
-    is made and timed here.
+    Its measurement is the median of `calls` calls after one that is not timed, as that of the peers
+    in C++ is (0: as many as fill MEASUREMENT_S); each call does `jobs` jobs. The first call of all,
+    which traces and compiles, is made and timed here.
     """
     compiled = jax.jit(function)
 
-    def time_calls(calls: int) -> float:
+    def time_call() -> float:
         start = time.perf_counter()
-        for _ in range(calls):
-            jax.block_until_ready(compiled(*arguments))
+        jax.block_until_ready(compiled(*arguments))
         return time.perf_counter() - start
 
-    first_call_s = time_calls(1)
+    first_call_s = time_call()
     if calls == 0:
         # Early calls may be slow: they meet new memory, and Cokernel tries what helpers bring.
-        shortest = min(time_calls(1) for _ in range(TRIAL_CALLS))
+        shortest = min(time_call() for _ in range(TRIAL_CALLS))
         calls = max(1, int(MEASUREMENT_S / shortest))
 
     def measure() -> float:
-        time_calls(1)
-        return time_calls(calls) / (calls * jobs)
+        time_call()
+        return statistics.median(time_call() for _ in range(calls)) / jobs
 
     return Contender(name, measure, first_call_s)
 
