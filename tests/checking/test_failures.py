@@ -234,7 +234,8 @@ def test_a_semaphore_nobody_signals_is_said_to_be_so():
 def test_a_wait_for_a_copy_nobody_starts_is_said_to_be_so():
     text = deadlock([site(0, "dma_wait", "lone")], blocked(0, (0, 0), 0, offset=96, value=512))
     assert "512 is needed (bytes)" in text
-    assert "No copy that signals 'lone' is ever started" in text
+    assert "No copy is in flight that signals 'lone'" in text
+    assert "start one before each wait for it" in text
 
 
 def test_a_barrier_says_who_is_missing():

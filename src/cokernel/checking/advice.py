@@ -33,6 +33,7 @@ def advise(raw: Mapping[str, Any], parties: "Sequence[Party]", name: str) -> Ite
             yield f"or let the core that {name!r} belongs to wait for as many bytes"
         case "WaitTooLarge":
             yield "wait on a descriptor whose target has the shape of what was copied"
+            yield "or start all the copies that the wait stands for"
         case "LeftoverSemaphore":
             yield f"wait for {name!r} as often as it is signalled, on every path through the loop"
             yield "a count that is left over is what the next launch, or phase, begins with"

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from cokernel.checking.copies_seen import describe_copies, missing_copy
 from cokernel.checking.places import Places, SemaphorePlace, code, where, where_and_code
 from cokernel.compiler.window_names import name_is_words, semaphore_in_words
 
@@ -32,10 +33,30 @@ class Group:
     near_misses: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
     # Who comes to the former: for each program the row-major numbers of its cores, or None for all.
     helpers: dict[int, set[int] | None] = dataclasses.field(default_factory=dict)
+    # The kind of another finding that says what this wait lacks; "" if there is none.
+    explained_by: str = ""
 
     @property
     def is_barrier(self) -> bool:
         return self.cores[0]["state"] == "barrier"
+
+    @property
+    def is_for_copies(self) -> bool:
+        return self.site is not None and self.site["operation"] == "dma_wait"
+
+    @property
+    def is_for_copies_alone(self) -> bool:
+        """Whether only copies could end the wait, so far as is known."""
+        return self.is_for_copies and all(
+            site["operation"] != "semaphore_signal" for site in self.signals
+        )
+
+    @property
+    def copies(self) -> list[Mapping[str, Any]] | None:
+        """The copies that have signalled what these cores wait for; None if nobody has noted them,
+        as in a launch that is not checked."""
+        known = [core["copies"] for core in self.cores if "copies" in core]
+        return [copy for copies in known for copy in copies] if known else None
 
     @property
     def short(self) -> str:
@@ -95,8 +116,10 @@ def describe_deadlock(failure: Mapping[str, Any], places: Places) -> str:
     cores = failure["cores"]
     blocked = [core for core in cores if core["state"] in ("semaphore", "barrier")]
     groups = group_blocked(blocked, places)
+    explained = {(program, site): kind for program, site, kind in failure.get("explained", ())}
     for group in groups:
         group.find_helpers(cores, places)
+        group.explained_by = explained.get((group.program, group.cores[0]["site"]), "")
     lines = [_headline(failure, cores, blocked), ""]
     for group in groups[:GROUPS]:
         lines += _describe_group(group, cores, places)
@@ -157,6 +180,8 @@ def _describe_group(group: Group, cores: Sequence[Core], places: Places) -> list
     if group.is_barrier:
         return [*lines, *_describe_barrier(group, cores, places)]
     lines += _describe_counts(group, places)
+    if group.copies is not None:
+        lines += describe_copies(group.copies, places)
     lines += _describe_signallers(group, cores, places)
     return lines
 
@@ -166,9 +191,7 @@ def _describe_counts(group: Group, places: Places) -> list[str]:
     for core in group.cores:
         numbers = core["semaphore"]["count"], core["value"]
         by_numbers.setdefault(numbers, []).append(core)
-    unit = ""
-    if group.site is not None and group.site["operation"] == "dma_wait":
-        unit = " (bytes)"
+    unit = " (bytes)" if group.is_for_copies else ""
     if len(by_numbers) == 1:
         [(count, value)] = by_numbers
         return [f"  it counts {count}, and {value} is needed{unit}"]
@@ -200,7 +223,9 @@ def _describe_barrier(group: Group, cores: Sequence[Core], places: Places) -> li
 
 def _describe_signallers(group: Group, cores: Sequence[Core], places: Places) -> list[str]:
     if not group.signals:
-        lines = ["  nothing in this kernel ever signals it"]
+        # Natively a copy that its own core waits for at once needs no semaphore, so it has no site.
+        none = "no copy that signals it is left to be started"
+        lines = [f"  {none if group.is_for_copies else 'nothing in this kernel ever signals it'}"]
         lines += [
             f"    ({site['program']} signals {site['name']!r}, of another core or another "
             f"element, at {where(site)})"
@@ -208,13 +233,17 @@ def _describe_signallers(group: Group, cores: Sequence[Core], places: Places) ->
         ]
         return _shortened(lines)
     lines = ["  it could be signalled"]
-    for site in group.signals[:LINES]:
-        quoted = code(site)
-        lines.append(f"    by {site['program']}, {site['operation']} at {where(site)}")
+    # Of a loop that is written out, every round has a site of its own.
+    told = {
+        f"    by {site['program']}, {site['operation']} at {where(site)}": code(site)
+        for site in group.signals
+    }
+    for line, quoted in list(told.items())[:LINES]:
+        lines.append(line)
         if quoted is not None:
             lines.append(f"        {quoted}")
-    if len(group.signals) > LINES:
-        lines.append(f"    ... and at {len(group.signals) - LINES} more places")
+    if len(told) > LINES:
+        lines.append(f"    ... and at {len(told) - LINES} more places")
     lines.append(f"  of those, now: {_whereabouts(group.helping(cores), places)}")
     return lines
 
@@ -244,15 +273,24 @@ def give_advice(groups: Sequence[Group]) -> list[str]:
         if number in told:
             continue
         circle = [n for n in sorted(reached[number]) if number in reached[n]]
-        if len(circle) > 1:
+        if group.explained_by:
+            causes.append(
+                f"The wait for {group.short} takes what is not there: see the "
+                f"{group.explained_by} that is told of it."
+            )
+        elif len(circle) > 1:
             told.update(circle)
             names = " and ".join(dict.fromkeys(groups[n].short for n in circle))
+            starts = any(groups[n].is_for_copies for n in circle)
+            step = "signal, or start its copy," if starts else "signal"
             causes.append(
-                f"The waits for {names} wait for each other: let one side signal before it waits, "
+                f"The waits for {names} wait for each other: let one side {step} before it waits, "
                 "or signal more often where it has already."
             )
         elif not needs[number]:
             causes.append(_cause(group))
+        elif needs[number] == {number} and group.is_for_copies_alone:
+            causes.append(_missing_copy_of(group))
         elif needs[number] == {number}:
             causes.append(
                 f"Only the cores that wait for {group.short} could still signal it: let one of "
@@ -283,6 +321,8 @@ def _cause(group: Group) -> str:
             f"Every core of program {group.name!r} that shares a barrier must come to it equally "
             "often: look for a barrier under a condition, or in a loop whose length differs."
         )
+    if group.signals and group.is_for_copies_alone:
+        return _missing_copy_of(group)
     if group.signals:
         return (
             f"Every core that could signal {short} has finished: it was signalled too little, or "
@@ -294,12 +334,19 @@ def _cause(group: Group) -> str:
             f"Signals meant for {short} go elsewhere: compare the index and the device_id of "
             "signal and wait. Without a device_id a signal goes to the signalling core itself."
         )
-    if group.site is not None and group.site["operation"] == "dma_wait":
+    if group.copies:
+        return _missing_copy_of(group)
+    if group.is_for_copies:
         return (
-            f"No copy that signals {short} is ever started: start one before waiting for it, and "
+            f"No copy is in flight that signals {short}: start one before each wait for it, and "
             "give both the same semaphore."
         )
     return f"Add a signal of {short}, or remove the wait for it."
+
+
+def _missing_copy_of(group: Group) -> str:
+    counts = any(core["semaphore"]["count"] > 0 for core in group.cores)
+    return missing_copy(group.short, group.copies, counts)
 
 
 def _by_program(cores: Sequence[Core], places: Places) -> str:

@@ -36,6 +36,9 @@ KINDS = (
 # Their details say who does what, group by group, and more about each than a party holds.
 TOLD_IN_DETAILS = ("Deadlock", "TimeLimit", "Interrupted")
 
+# If one of these is of a wait that never ends, it says why, and the deadlock only that it is so.
+EXPLAIN_DEADLOCKS = ("WaitTooLarge",)
+
 # These say where the memory comes from as well.
 OF_ITS_MEMORY = ("UninitialisedRead", "NeverWritten")
 
@@ -130,6 +133,11 @@ class Finding:
         if self.kind in _OF_THE_FIRST:
             lines = lines[:1]
         return (self.kind, self.name, tuple(lines))
+
+    @property
+    def lines(self) -> tuple[tuple[str, str, int], ...]:
+        """The program, file and line of each party."""
+        return tuple((party.program, party.file or "", party.line or 0) for party in self.parties)
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for JSON."""
@@ -422,9 +430,14 @@ def _in_flight(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> s
 
 
 def _too_large(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    count = raw.get("copies", 1)
+    moved = (
+        "the copy it stands for moved"
+        if count == 1
+        else f"the {count} copies that it can stand for moved together"
+    )
     return (
-        f"{parties[0].who} waits for {raw['wanted']} bytes on {what!r}, but the copy it stands for "
-        f"moved {raw['moved']}"
+        f"{parties[0].who} waits for {raw['wanted']} bytes on {what!r}, but {moved} {raw['moved']}"
     )
 
 

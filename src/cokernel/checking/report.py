@@ -7,6 +7,7 @@ from typing import Any
 from cokernel.checking.advice import advise_failure
 from cokernel.checking.failures import describe, failed_indices, failed_parties
 from cokernel.checking.findings import (
+    EXPLAIN_DEADLOCKS,
     KINDS,
     TOLD_IN_DETAILS,
     Finding,
@@ -190,6 +191,8 @@ def report_of(
     found = [finding_of(raw, places) for raw in record["findings"]]
     failure = record.get("failure")
     if failure is not None:
+        if failure["kind"] == "Deadlock":
+            failure = {**failure, "explained": _explained(record["findings"])}
         found.append(_failure_finding(failure, record, places))
     findings = merged([*found, *chip])
     return Report(
@@ -203,6 +206,15 @@ def report_of(
         counts=record.get("counts", {}),
         off=tuple(off),
     )
+
+
+def _explained(raw: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, str]]:
+    """The waits of a deadlock of which a finding says what they lack: program, site and kind."""
+    return [
+        (finding["first"]["program"], finding["first"]["site"], finding["kind"])
+        for finding in raw
+        if finding["kind"] in EXPLAIN_DEADLOCKS and finding["first"] is not None
+    ]
 
 
 def _failure_finding(
@@ -254,9 +266,15 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
             )
         )
     order = {kind: number for number, kind in enumerate(KINDS)}
-    return tuple(
-        sorted(by_identity.values(), key=lambda finding: order.get(finding.kind, len(KINDS)))
-    )
+    found = by_identity.values()
+    blocked = {line for finding in found if finding.kind == "Deadlock" for line in finding.lines}
+
+    def rank(finding: Finding) -> int:
+        # What a deadlock follows from is told first.
+        explains = finding.kind in EXPLAIN_DEADLOCKS and not blocked.isdisjoint(finding.lines[:1])
+        return -1 if explains else order.get(finding.kind, len(KINDS))
+
+    return tuple(sorted(found, key=rank))
 
 
 def _others(known: Finding, finding: Finding) -> tuple[tuple[str, ...], ...]:

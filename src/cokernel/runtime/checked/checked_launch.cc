@@ -70,6 +70,7 @@ void join(CheckedRecord& sum, CheckedRecord&& one) {
   sum.candidates = std::move(one.candidates);
   sum.continuing = std::move(one.continuing);
   sum.behaviour = one.behaviour;
+  sum.copies_seen = std::move(one.copies_seen);
   sum.fits = sum.fits && one.fits;
   sum.counts.accesses += one.counts.accesses;
   sum.counts.signals += one.counts.signals;

@@ -242,20 +242,31 @@ void State::look_at_outputs() {
   }
 }
 
-// Waits for more bytes than a copy has moved; the deadlock itself is the failure of the launch.
-void State::report_waits_too_large() {
+// What the cores lack that wait for copies; the deadlock itself is the failure of the launch.
+void State::report_blocked_waits() {
   for (int32_t i = 0; i < launch_.core_count; ++i) {
     const Wait& wait = cores_[i].wait;
     if (wait.semaphore == nullptr || !wait.is_dma) continue;
+    CopiesSeen seen;
+    seen.core = i;
+    for (const CopiesFrom& copies : wait.semaphore->copies) {
+      Party party = party_of_core(copies.core, copies.site, "signal");
+      party.is_dma = true;
+      party.dma_site = copies.site;
+      seen.from.push_back({party, copies.amount, copies.times});
+    }
+    record.copies_seen.push_back(std::move(seen));
     const int64_t count = wait.semaphore->count;
     if (count <= 0 || count >= wait.value) continue;
-    add_wait_too_large(i, wait, wait.semaphore->signals.front(), count);
+    const std::deque<Signal>& signals = wait.semaphore->signals;
+    add_wait_too_large(i, wait, signals.front(), count, static_cast<int64_t>(signals.size()));
   }
 }
 
-// `signal` is what it waited for instead of its own copy, or as well as that.
-void State::add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal,
-                               int64_t moved) {
+// `signal` is what it waited for instead of its own copy, or as well as that; `copies` have `moved`
+// so much together.
+void State::add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal, int64_t moved,
+                               int64_t copies) {
   Finding finding;
   finding.kind = "WaitTooLarge";
   finding.first = party_of_core(core, wait.site, "wait");
@@ -265,7 +276,7 @@ void State::add_wait_too_large(int32_t core, const Wait& wait, const Signal& sig
     if (signal.is_dma) finding.second->dma_site = signal.site;
   }
   set_semaphore(finding, *wait.semaphore);
-  finding.numbers = {{"wanted", wait.value}, {"moved", moved}};
+  finding.numbers = {{"wanted", wait.value}, {"moved", moved}, {"copies", copies}};
   add(std::move(finding));
 }
 

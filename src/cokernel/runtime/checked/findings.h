@@ -154,6 +154,18 @@ struct Candidate {
   int32_t core;                  // The core, or the one that started the DMA.
 };
 
+// A core that waits for a copy when the launch is deadlocked, and the copies that have signalled
+// its semaphore so far.
+struct CopiesSeen {
+  struct From {
+    Party party;
+    int64_t amount = 0;
+    int64_t times = 0;
+  };
+  int32_t core = 0;  // In the order of the launch.
+  std::vector<From> from;
+};
+
 struct Counts {
   int64_t accesses = 0;
   int64_t signals = 0;
@@ -179,6 +191,7 @@ struct CheckedRecord {
   bool fits = true;         // The choices of the schedule could be taken.
   bool is_complete = true;  // Every schedule ran to its end.
   bool failed = false;
+  std::vector<CopiesSeen> copies_seen;
   Failure failure;  // If the launch failed by more than a finding.
 };
 

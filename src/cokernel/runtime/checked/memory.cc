@@ -240,6 +240,10 @@ void State::allocate(Core* core, int32_t site, void* address, int64_t bytes, int
   if (is_semaphore != 0) {
     // Of semaphores that compiled code has cleared the count is zero, which is seen when they are
     // used next.
+    if (is_semaphore == 1) {
+      semaphores_.begin_scope(reinterpret_cast<Semaphore*>(begin),
+                              reinterpret_cast<Semaphore*>(begin + bytes));
+    }
     return;
   }
   const auto offset = begin - core->memory;

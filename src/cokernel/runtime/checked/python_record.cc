@@ -142,6 +142,20 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
   return result;
 }
 
+// To each core of a deadlock that waits for a copy, those that have signalled its semaphore.
+void add_copies(const Executable& executable, const CheckedRecord& record, nb::object failure) {
+  for (const CopiesSeen& seen : record.copies_seen) {
+    nb::list copies;
+    for (const CopiesSeen::From& from : seen.from) {
+      nb::dict described = describe_party(executable, from.party);
+      described["moved"] = from.amount;
+      described["times"] = from.times;
+      copies.append(described);
+    }
+    failure["cores"][nb::int_(seen.core)]["copies"] = copies;
+  }
+}
+
 void set_fill(CheckedOptions& options, const nb::object& fill) {
   if (fill.is_none()) return;
   int64_t byte = 0;
@@ -243,7 +257,10 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
   counts["dmas"] = record.counts.dmas;
   counts["cores"] = record.counts.cores;
   result["counts"] = counts;
-  if (!failure.is_none()) failure["schedule"] = describe_schedule(record.schedule);
+  if (!failure.is_none()) {
+    failure["schedule"] = describe_schedule(record.schedule);
+    add_copies(executable, record, failure);
+  }
   result["failure"] = failure;
   return result;
 }

@@ -8,7 +8,10 @@ void SemaphoreState::add(Signal signal) {
   signal.amount = signal.left;
   signal.serial = next_serial++;
   count += signal.left;
-  if (signal.is_dma) largest_copy = std::max(largest_copy, signal.left);
+  if (signal.is_dma) {
+    largest_copy = std::max(largest_copy, signal.left);
+    note_copy(signal);
+  }
   if (signal.left > 0) {
     // What makes up for a count below zero is not there to be taken.
     signal.left = std::min(signal.left, std::max<int64_t>(count, 0));
@@ -24,6 +27,19 @@ void SemaphoreState::add(Signal signal) {
     }
   }
   write_count();
+}
+
+void SemaphoreState::note_copy(const Signal& signal) {
+  // Of more lines a report would tell no more.
+  constexpr std::size_t kMostCopies = 16;
+  const auto known = std::find_if(copies.begin(), copies.end(), [&](const CopiesFrom& other) {
+    return other.core == signal.core && other.site == signal.site && other.amount == signal.amount;
+  });
+  if (known != copies.end()) {
+    ++known->times;
+  } else if (copies.size() < kMostCopies) {
+    copies.push_back({signal.core, signal.site, signal.amount, 1});
+  }
 }
 
 const Signal* SemaphoreState::take(int64_t value, Agent& agent, int32_t core, int32_t site) {
@@ -63,6 +79,14 @@ void SemaphoreState::read(Agent& agent, int32_t core) {
     if (!signal->is_dma || signal->left == signal->amount) agent.acquire(signal->release);
   }
   known->second = next_serial;
+}
+
+void SemaphoreTable::begin_scope(const Semaphore* first, const Semaphore* last) {
+  for (const std::unique_ptr<SemaphoreState>& known : all_) {
+    if (known->semaphore < first || known->semaphore >= last) continue;
+    known->copies.clear();
+    known->largest_copy = 0;
+  }
 }
 
 SemaphoreState& SemaphoreTable::at(Semaphore* semaphore) {

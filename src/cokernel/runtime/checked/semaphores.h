@@ -28,6 +28,14 @@ struct Signal {
   int32_t taker_site = -1;
 };
 
+// The copies from one line that have signalled a semaphore since its scope began.
+struct CopiesFrom {
+  int32_t core = -1;
+  int32_t site = -1;
+  int64_t amount = 0;
+  int64_t times = 0;
+};
+
 struct SemaphoreState {
   Semaphore* semaphore = nullptr;
   int64_t count = 0;           // The sum of what is left of the signals, or less than zero.
@@ -40,6 +48,7 @@ struct SemaphoreState {
   Place place;
   uint64_t behaviour = 0;    // A hash of the operations on it, in order.
   int64_t largest_copy = 0;  // The most that one DMA has signalled.
+  std::vector<CopiesFrom> copies;
 
   void add(Signal signal);
   // Takes `value` from the oldest signals. What is taken is acquired: a signal as soon as any of it
@@ -50,6 +59,7 @@ struct SemaphoreState {
   void look(int64_t value, Agent& agent);
   // Acquires all that is counted.
   void read(Agent& agent, int32_t core);
+  void note_copy(const Signal& signal);
   void write_count() { semaphore->count.store(count, std::memory_order_relaxed); }
 };
 
@@ -59,6 +69,8 @@ class SemaphoreTable {
 
   // Sees what compiled code has done to the count by itself.
   SemaphoreState& at(Semaphore* semaphore);
+  // Begins the scope of an array of them.
+  void begin_scope(const Semaphore* first, const Semaphore* last);
   // Those used so far, in the order of first use.
   const std::vector<std::unique_ptr<SemaphoreState>>& all() const { return all_; }
 

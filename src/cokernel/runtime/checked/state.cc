@@ -134,7 +134,7 @@ void State::run() {
     }
     if (core < 0) {
       if (launch_.unfinished.load(std::memory_order_relaxed) > 0) {
-        report_waits_too_large();
+        report_blocked_waits();
         launch_.fail_deadlocked();
       }
       break;

@@ -256,8 +256,9 @@ class State final : public Conflicts {
                           int32_t is_semaphore);
   void look_at_end();
   void look_at_outputs();
-  void report_waits_too_large();
-  void add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal, int64_t moved);
+  void report_blocked_waits();
+  void add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal, int64_t moved,
+                          int64_t copies);
 
   Launch& launch_;
   const CheckedOptions& options_;

@@ -100,7 +100,7 @@ void State::complete_wait(Core* core) {
   if (wait.decrement) {
     const Signal* begun = semaphore.take(wait.value, known.agent, number, wait.site);
     if (begun != nullptr && wait.is_dma) {
-      add_wait_too_large(number, wait, *begun, semaphore.largest_copy);
+      add_wait_too_large(number, wait, *begun, semaphore.largest_copy, 1);
     }
     changed();
     wake(semaphore);
