@@ -103,3 +103,35 @@ def test_a_kernel_inside_a_kernel_is_told_with_the_line_of_the_user(make):
 
     with pytest.warns(UserWarning, match=r"test_trace_errors.py.*'mpmd_map' has no rule"):
         make(outer)(X)
+
+
+def test_a_slice_that_is_known_to_leave_its_ref(make):
+    def beyond(x_ref, out_ref):
+        out_ref[...] = x_ref[pl.ds(2, 8)]
+
+    message = (
+        r"program '?beyond.* asks for 8 elements from 2 of dimension 0 of 'x_ref' of shape \(8,\) "
+        rf"at {__file__}:\d+, but valid are 0 to 7"
+    )
+    with pytest.raises(ValueError, match=message):
+        make(beyond)(X)
+
+
+def test_a_slice_that_is_known_to_leave_a_part_of_its_ref(make):
+    def beyond(x_ref, out_ref, kept):
+        part = kept.at[1, pl.ds(0, 4)]
+        out_ref[0:2] = kept.at[1].at[pl.ds(2, 3, stride=3)][...]
+        out_ref[0:2] = part[pl.ds(3, 2)]
+
+    message = r"asks for 3 elements from 2, 3 apart, of dimension 0 of 'kept' of shape \(8,\)"
+    with pytest.raises(ValueError, match=message):
+        make(beyond, scratch_types=[pltpu.VMEM((4, 8), jnp.float32)])(X)
+
+
+def test_a_slice_that_is_known_to_leave_a_view_with_a_name(make):
+    def beyond(x_ref, out_ref):
+        part = x_ref.at[pl.ds(0, 4)]
+        out_ref[0:2] = part[pl.ds(3, 2)]
+
+    with pytest.raises(ValueError, match=r"2 elements from 3 of .* of 'part' of shape \(4,\)"):
+        make(beyond)(X)

@@ -173,7 +173,7 @@ def _own_params(params: Mapping[str, Any]) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     # A kernel that was made while stock kernels were not enabled has no known line.
     if interpret and _tracing.made_by is not None:
-        made_at = source_lines.user_line(_tracing.made_by)
+        made_at = source_lines.line_that_made(_tracing.made_by)
         extra = {} if made_at is None else {"made_at": made_at}
     return {
         **params,

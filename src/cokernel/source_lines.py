@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
+import sysconfig
 from typing import Any
 
 from cokernel import _jax
@@ -14,6 +16,13 @@ _jax.exclude_from_sources(__file__)
 # Files whose code traces a program: what stands outside of them in a traceback called the kernel.
 _OWN_TRACER = os.path.join(os.path.dirname(__file__), "tracing.py")
 _TRACERS = frozenset({_OWN_TRACER, _jax.stock_mpmd.__file__})
+
+# Where Python keeps its own files and what is installed.
+_LIBRARIES = tuple(
+    os.path.join(path, "")
+    for name, path in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 # So many calls between a program and the function that does something are told.
 MOST_CALLERS = 3
@@ -63,6 +72,42 @@ def user_line(traceback: Any) -> SourceLine | None:
         callers.append(SourceLine(caller.file_name, caller.start_line, caller.function_name))
         function = name
     return SourceLine(frame.file_name, frame.start_line, frame.function_name, tuple(callers))
+
+
+@functools.lru_cache(maxsize=4096)
+def line_that_made(traceback: Any) -> SourceLine | None:
+    """The user's line that a traceback of JAX comes from, with the lines that called its function:
+    a helper that makes kernels says little without them.
+
+    Callers are told up to the user's own outermost: not the library that runs it, such as pytest.
+    """
+    frame = _jax.user_frame(traceback)
+    if frame is None:
+        return None
+    file, line, is_library = frame.file_name, frame.start_line, _is_library(frame.file_name)
+    callers: list[SourceLine] = []
+    raw_frames = (
+        raw
+        for raw in zip(*traceback.raw_frames(), strict=True)
+        if _jax.is_user_filename(raw[0].co_filename)
+    )
+    for code, instruction in itertools.islice(raw_frames, 1, None):
+        was_library, is_library = is_library, _is_library(code.co_filename)
+        if (is_library and not was_library) or len(callers) == MOST_CALLERS:
+            break
+        caller = _jax.raw_frame_to_frame(code, instruction)
+        if (caller.file_name, caller.start_line) == (file, line):
+            # As of a lambda or a generator, whose line is told already.
+            continue
+        file, line = caller.file_name, caller.start_line
+        callers.append(SourceLine(file, line, caller.function_name))
+    return SourceLine(frame.file_name, frame.start_line, frame.function_name, tuple(callers))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(file: str) -> bool:
+    """Whether a file is Python's own or installed, so that its user is somebody else."""
+    return file.startswith("<frozen ") or file.startswith(_LIBRARIES)
 
 
 def traceback_here() -> Any:

@@ -1,6 +1,7 @@
 """What is wrong with a program, as far as tracing it shows, in words that help its author."""
 
 import contextlib
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -36,6 +37,8 @@ def explained(programs: Sequence[tuple[str, Any]]) -> Iterator[None]:
                 "This kernel asks about the TPU it runs on. Make it inside `with "
                 'cokernel.target("v6e"):` to run it on a machine without one.'
             )
+        elif (asked := _out_of_bounds(error)) is not None:
+            raise ValueError(f"{_listed_programs(programs)} {asked}") from error
         raise
 
 
@@ -89,10 +92,71 @@ def check_axis_names(
 
 def _asks_for_a_grid(error: AssertionError) -> bool:
     """Whether the error is that of JAX for a program without a grid, which has no message."""
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback is not None and traceback.tb_frame.f_code is _jax.axis_frame.__code__
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_code is _jax.axis_frame.__code__
+
+
+def _out_of_bounds(error: ValueError) -> str | None:
+    """What a program asks for that its Ref does not have, where JAX refuses to make the index; None
+    for other errors. JAX says neither which Ref it is nor which dimension.
+    """
+    walked = list(traceback.walk_tb(error.__traceback__))
+    frames = [frame for frame, _ in walked]
+    if not frames or frames[-1].f_code is not _jax.NDIndexer.__post_init__.__code__:
+        return None
+    indexer: Any = frames[-1].f_locals["self"]
+    wrong: Any = frames[-1].f_locals.get("idx")
+    dimension = next(
+        (number for number, index in enumerate(indexer.indices) if index is wrong), None
+    )
+    if dimension is None:
+        return None
+    extent = indexer.shape[dimension]
+    asked = f"index {wrong}"
+    if isinstance(wrong, _jax.Slice):
+        asked = f"{wrong.size} elements from {wrong.start}"
+        if wrong.stride != 1:
+            asked += f", {wrong.stride} apart,"
+    places = [
+        f" at {frame.f_code.co_filename}:{line}" for frame, line in walked if _is_users(frame)
+    ]
+    at = places[-1] if places else ""
+    return (
+        f"asks for {asked} of dimension {dimension} of {_name_of_ref(frames)}{at}, but valid are 0 "
+        f"to {extent - 1}"
+    )
+
+
+def _name_of_ref(frames: Sequence[Any]) -> str:
+    """The Ref that is indexed in the innermost frames, by the variable that holds it in the user's
+    own code, with the shape of what is indexed of it."""
+    user_locals: dict[int, str] = {}
+    found: Any = None
+    for frame in frames:
+        values = dict(frame.f_locals)
+        if _is_users(frame):
+            user_locals |= {id(value): name for name, value in values.items()}
+        else:
+            held = [getattr(value, "ref_or_view", value) for value in values.values()]
+            found = next((value for value in held if _is_ref(value)), found)
+    if found is None:
+        return "a Ref"
+    root = found.ref if isinstance(found, _jax.TransformedRef) else found
+    name = user_locals.get(id(found)) or user_locals.get(id(root))
+    shape = tuple(found.shape)
+    return f"a Ref of shape {shape}" if name is None else f"{name!r} of shape {shape}"
+
+
+def _is_users(frame: Any) -> bool:
+    # What `dataclasses` has written for a class of JAX is in no file.
+    code = frame.f_code
+    return _jax.is_user_filename(code.co_filename) and not code.co_qualname.startswith("__create_")
+
+
+def _is_ref(value: Any) -> bool:
+    if isinstance(value, _jax.TransformedRef):
+        return True
+    return isinstance(getattr(value, "aval", None), _jax.AbstractRef)
 
 
 def _listed(axes: Iterable[Any]) -> str:

@@ -229,7 +229,7 @@ def _trace_and_bind(spec: KernelSpec, args: tuple[Any, ...]) -> Any:
     if any(signature.scratch_transforms):
         extra["scratch_transforms"] = signature.scratch_transforms
     interpret = _interpret(spec)
-    if interpret and (made_at := source_lines.user_line(spec.made_by)) is not None:
+    if interpret and (made_at := source_lines.line_that_made(spec.made_by)) is not None:
         # A native kernel reports nothing that needs it, and is the same wherever it is made.
         extra["made_at"] = made_at
     with jax.named_scope(spec.title):

@@ -1,6 +1,7 @@
 """Whatever nobody has written, its finding says which line asked for that memory."""
 
 import functools
+import importlib
 import inspect
 import json
 
@@ -12,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
+from cokernel import source_lines
 
 X = jnp.ones(8)
 ROWS = jnp.ones((2, 8))
@@ -227,3 +229,41 @@ def test_who_asked_for_the_memory_is_none_of_those_that_did_the_same():
     assert own not in finding.also
     assert "met 12 times, also with core=" in finding.text()
     assert " and ;" not in finding.text()
+
+
+@pytest.mark.parametrize("is_stock", [False, True], ids=["native", "stock"])
+def test_who_called_a_helper_that_makes_kernels_is_told(is_stock):
+    def helper():
+        return made(is_stock, own_scratch)
+
+    with cokernel.pallas.enabled():
+        kernel = helper()  # Called from here.
+        finding = found_in(lambda: kernel(X), "UninitialisedRead")
+    callers = finding.allocation.callers
+    assert [caller["code"] for caller in callers] == [
+        "return made(is_stock, own_scratch)",
+        "kernel = helper()  # Called from here.",
+    ]
+    # Beyond the test there is pytest, which is nobody's kernel.
+    assert {caller["file"] for caller in callers} == {__file__}
+    text = finding.text()
+    place = text.index("allocated by the kernel at")
+    assert "called at" in text[place:]
+    assert "        kernel = helper()  # Called from here.\n" in text[place:]
+
+
+def test_a_helper_that_is_installed_is_told_with_its_user(tmp_path, monkeypatch):
+    source = "import cokernel\ndef make(body, **rest):\n    return cokernel.kernel(body, **rest)\n"
+    (tmp_path / "installed_helper.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(source_lines, "_LIBRARIES", (*source_lines._LIBRARIES, str(tmp_path)))
+    helper = importlib.import_module("installed_helper")
+    kernel = helper.make(
+        own_scratch,
+        out_type=jax.ShapeDtypeStruct((8,), jnp.float32),
+        mesh=cokernel.CoreMesh(core=1),
+        scratch_types=[pltpu.VMEM((8,), jnp.float32)],
+    )
+    allocation = found_in(lambda: kernel(X), "UninitialisedRead").allocation
+    assert allocation.file == helper.__file__
+    assert [caller["code"] for caller in allocation.callers] == ["kernel = helper.make("]

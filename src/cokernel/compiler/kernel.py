@@ -26,7 +26,7 @@ from cokernel.compiler.pipelines import without_pipelines
 from cokernel.compiler.probes import Access
 from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.refs import Place, RefValue
-from cokernel.compiler.sites import SiteTable
+from cokernel.compiler.sites import SiteTable, callers_of
 from cokernel.compiler.transforms import resolve
 from cokernel.source_lines import SourceLine
 
@@ -207,7 +207,12 @@ class Kernel:
         if self.checked is None:
             return self.layout.describe(with_refs=False)
         line = self.made_at
-        made_at = line and {"file": line.file, "line": line.line, "function": line.function}
+        made_at = line and {
+            "file": line.file,
+            "line": line.line,
+            "function": line.function,
+            **callers_of(line),
+        }
         return {**self.layout.describe(with_refs=True), "made_at": made_at}
 
     def _inline_the_rarely_shared(self) -> None:

@@ -47,14 +47,15 @@ class SiteTable:
                 "file": site.line.file if site.line else None,
                 "line": site.line.line if site.line else None,
                 "function": site.line.function if site.line else None,
-                **_callers(site.line),
+                **callers_of(site.line),
                 **dict(site.details),
             }
             for site in self._numbers
         ]
 
 
-def _callers(line: SourceLine | None) -> dict[str, Any]:
+def callers_of(line: SourceLine | None) -> dict[str, Any]:
+    """Who called the function of a line, as plain data under "callers"; nothing if nobody did."""
     if line is None or not line.callers:
         return {}
     plain = [
