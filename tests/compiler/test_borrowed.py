@@ -163,6 +163,65 @@ def test_a_block_that_hangs_over_the_end_is_copied(borrowed):
     assert borrowed == [0]
 
 
+def test_a_block_that_may_start_anywhere_is_cut_off_at_the_end(borrowed):
+    x = numbers(2 * BLOCK, COLUMNS)
+
+    def step(x_block, out_block):
+        out_block[:4] = x_block[:4]
+
+    body = pipeline(
+        step,
+        grid=(2,),
+        inputs=(pl.BlockSpec((pl.Element(BLOCK), pl.Element(COLUMNS)), lambda i: (i * 12, 0)),),
+    )
+    out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    got = launch(body, x, out=out)
+    np.testing.assert_array_equal(got[:4], x[:4])
+    np.testing.assert_array_equal(got[BLOCK : BLOCK + 4], x[12:])
+    assert borrowed == [0]
+
+
+def test_whole_refs_are_read_in_place(borrowed):
+    x = numbers(ROWS, COLUMNS)
+
+    def body(x_ref, out_ref, block_ref, sum_ref):
+        sum_ref[...] = jnp.zeros_like(sum_ref)
+
+        @pl.loop(0, ROWS // BLOCK)
+        def _block(i):
+            pltpu.sync_copy(x_ref.at[pl.ds(i * BLOCK, BLOCK)], block_ref)
+
+            @pl.loop(0, BLOCK)
+            def _row(row):
+                sum_ref[pl.ds(row, 1)] += block_ref[pl.ds(row, 1)]
+
+        # The last block is still there, for copies as well.
+        sum_ref[...] += block_ref[...]
+        pltpu.sync_copy(sum_ref, out_ref.at[pl.ds(0, BLOCK)])
+        pltpu.sync_copy(block_ref.at[pl.ds(2, 4)], out_ref.at[pl.ds(BLOCK, 4)])
+
+    out = jax.ShapeDtypeStruct((BLOCK + 4, COLUMNS), jnp.float32)
+    got = launch(body, x, out=out, scratch=[pltpu.VMEM((BLOCK, COLUMNS), jnp.float32)] * 2)
+    last = x[-BLOCK:]
+    np.testing.assert_array_equal(got[:BLOCK], x.reshape(-1, BLOCK, COLUMNS).sum(0) + last)
+    np.testing.assert_array_equal(got[BLOCK:], last[2:6])
+    assert borrowed == [1]
+
+
+def test_a_whole_ref_that_is_also_filled_in_part_is_copied(borrowed):
+    x = numbers(ROWS, COLUMNS)
+
+    def body(x_ref, out_ref, block_ref):
+        pltpu.sync_copy(x_ref.at[pl.ds(0, BLOCK)], block_ref)
+        pltpu.sync_copy(x_ref.at[pl.ds(BLOCK, 4)], block_ref.at[pl.ds(0, 4)])
+        out_ref[...] = block_ref[...] * 2
+
+    out = jax.ShapeDtypeStruct((BLOCK, COLUMNS), jnp.float32)
+    got = launch(body, x, out=out, scratch=[pltpu.VMEM((BLOCK, COLUMNS), jnp.float32)])
+    np.testing.assert_array_equal(got, 2 * np.concatenate([x[BLOCK : BLOCK + 4], x[4:BLOCK]]))
+    assert borrowed == [0]
+
+
 def test_blocks_of_scratch_in_hbm_are_copied(borrowed):
     x = numbers(ROWS, COLUMNS)
 

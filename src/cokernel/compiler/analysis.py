@@ -52,6 +52,10 @@ def called_jaxprs(eqn: Any) -> list[tuple[Any, Sequence[Any]]] | None:
             (eqn.params["cond_jaxpr"], [*constants[:condition], *rest]),
             (eqn.params["body_jaxpr"], [*constants[condition:], *rest]),
         ]
+    if eqn.primitive is _jax.sc_primitives.parallel_loop_p and not eqn.params["jaxpr"].constvars:
+        lower, *_, constants, initial = eqn.params["tree"].unflatten(eqn.invars)
+        # The counter is something between the bounds.
+        return [(eqn.params["jaxpr"], [*constants, lower, *initial])]
     return None
 
 

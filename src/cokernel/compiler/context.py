@@ -50,6 +50,8 @@ class Program:
     state: dict[Any, Allocation] = dataclasses.field(default_factory=dict)
     # The scoped Refs that are read where an operand lies, by their variables: how, and the operand.
     borrowed: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # The Refs that are computed where they will be copied to, by their variables: how.
+    placed: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # The matrix units that the program uses, by number.
     matrix_units: dict[int, Any] = dataclasses.field(default_factory=dict)
 

@@ -20,6 +20,7 @@ from cokernel.compiler.core_state import clear_state
 from cokernel.compiler.definedness import follow_undefined_values
 from cokernel.compiler.dtypes import pointer
 from cokernel.compiler.function import FunctionBuilder, Index
+from cokernel.compiler.in_place import Placement, placed_blocks
 from cokernel.compiler.keys import without_keys
 from cokernel.compiler.layout import MemoryLayout
 from cokernel.compiler.pipelines import without_pipelines
@@ -118,6 +119,10 @@ class Kernel:
             aliases=aliases,
             outer_axes=outer_axes,
         )
+        # What each program computes in place; checked mode follows every copy.
+        self.placed: list[dict[Any, Placement]] = [{} for _ in self.jaxprs]
+        if checked is None:
+            self._place_blocks()
         self.programs = [self._plan_program(number) for number in range(len(self.jaxprs))]
 
     # Planning.
@@ -135,7 +140,38 @@ class Kernel:
             arena=self.layout.arenas[number],
             can_suspend=may_suspend(jaxpr, is_checked=self.checked is not None),
             borrowed=self._borrowed(number),
+            placed=self.placed[number],
         )
+
+    def _place_blocks(self) -> None:
+        """Has the programs compute blocks of operands where these lie."""
+        planned = []
+        for number, jaxpr in enumerate(self.jaxprs):
+            refs = dict(zip(jaxpr.invars, self.layout.refs[number], strict=True))
+
+            def memory(var: Any, refs: dict[Any, RefValue] = refs) -> RefValue | None:
+                return refs[var].memory if refs[var].place is Place.OPERAND else None
+
+            planned.append(placed_blocks(jaxpr, memory, self._is_own(number)))
+        self.jaxprs = tuple(jaxpr for jaxpr, _ in planned)
+        self.placed = [placed for _, placed in planned]
+
+    def _is_own(self, number: int) -> Callable[[Any], bool]:
+        """Tells of a parameter of a program whether it is memory of the core's that no other
+        program reaches."""
+        refs = dict(zip(self.jaxprs[number].invars, self.layout.refs[number], strict=True))
+        others = self._used_by_others(number)
+        return lambda var: refs[var].place is Place.PRIVATE and refs[var].memory not in others
+
+    def _used_by_others(self, number: int) -> set[RefValue]:
+        """The memory that other programs than this one use."""
+        return {
+            ref.memory
+            for other, jaxpr in enumerate(self.jaxprs)
+            if other != number
+            for var, ref in zip(jaxpr.invars, self.layout.refs[other], strict=True)
+            if any(var is atom for eqn in jaxpr.eqns for atom in eqn.invars)
+        }
 
     def _borrowed(self, number: int) -> dict[Any, tuple[Borrowing, RefValue]]:
         """The scoped Refs of a program that are read where an operand lies, with the operand.
@@ -149,7 +185,10 @@ class Kernel:
             ref = refs[var]
             return ref.place is Place.OPERAND and ref.memory not in written
 
-        found = borrowed_blocks(self.jaxprs[number], is_constant)
+        is_own, placed = self._is_own(number), self.placed[number]
+        found = borrowed_blocks(
+            self.jaxprs[number], is_constant, lambda var: is_own(var) and var not in placed
+        )
         return {var: (borrowing, refs[borrowing.operand]) for var, borrowing in found.items()}
 
     def _written(self) -> set[RefValue]:
@@ -182,7 +221,7 @@ class Kernel:
             context = Context(self, program, function)
             # A program receives what it closes over, other than Refs, by value.
             arguments = [
-                ref
+                self._as_used(context, var, ref)
                 if isinstance(var.aval, _jax.AbstractRef)
                 else read(context, resolve(context, ref, (), "read", access=Access.READ))
                 for var, ref in zip(jaxpr.invars, refs, strict=True)
@@ -200,6 +239,12 @@ class Kernel:
             callbacks=self.callbacks,
             unchecked=self.unchecked,
         )
+
+    def _as_used(self, context: Context, var: Any, ref: RefValue) -> RefValue:
+        """A parameter of a program, or what stands for it where it is borrowed or in place."""
+        if var in context.program.borrowed:
+            return self.layout.borrow(context, var, ref.name)
+        return self.layout.in_place(context, var, ref)
 
     def _describe_memory(self) -> dict[str, Any]:
         """What `MemoryLayout.describe` tells; in checked mode also all Refs, and in "made_at" the

@@ -271,16 +271,38 @@ class MemoryLayout:
             fill_zero(context, ref.address(context), size)
         return ref
 
-    def allocate_borrowed(
-        self, context: Context, aval: Any, name: str, strides: tuple[int, ...]
-    ) -> RefValue:
-        """Room for the addresses of a scoped Ref's slots, which lie elsewhere with these strides in
-        bytes.
+    def borrow(self, context: Context, variable: Any, name: str) -> RefValue:
+        """Room for the addresses of a Ref's slots, or of the whole Ref, which lie in an operand: at
+        the beginning of it, until blocks are copied.
         """
-        program = context.program.index
-        owner = self.arenas[program].allocate(aval.shape[0] * POINTER_BYTES)
+        borrowing, operand = context.program.borrowed[variable]
+        aval, program = variable.aval, context.program.index
+        count = aval.shape[0] if borrowing.has_slots else 1
+        owner = self.arenas[program].allocate(count * POINTER_BYTES)
         ref = self._ref(aval, name, Place.PRIVATE, owner.offset, program, owner)
-        return dataclasses.replace(ref, borrowed=strides)
+        for slot in range(count):
+            place = context.function.advance(ref.address(context), slot * POINTER_BYTES)
+            context.builder.store(operand.address(context), place)
+        return dataclasses.replace(ref, borrowed=borrowing.strides, has_slots=borrowing.has_slots)
+
+    def in_place(self, context: Context, variable: Any, ref: Any) -> Any:
+        """A Ref as it is used where it is computed in place; itself where it is not. To begin with
+        it is its own memory.
+        """
+        placement = context.program.placed.get(variable)
+        if placement is None:
+            return ref
+        owner = self.arenas[context.program.index].allocate(POINTER_BYTES)
+        placed = dataclasses.replace(
+            ref,
+            offset=owner.offset,
+            owner=owner,
+            borrowed=placement.strides,
+            has_slots=placement.has_slots,
+            unplaced=ref,
+        )
+        context.builder.store(ref.address(context), placed.address(context))
+        return placed
 
     def allocate_collective(
         self, context: Context, aval: Any, name: str, groups: Sequence[int]

@@ -3,6 +3,7 @@ before anything looks at what a program allocates and where it may block.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,22 @@ def without_pipelines(jaxpr: Any, mesh: Any) -> Any:
     if not _has_pipeline(jaxpr):
         return jaxpr
     return jaxpr.replace(eqns=[written_out(eqn, mesh) for eqn in jaxpr.eqns])
+
+
+def is_written_by_pipeline(eqns: Sequence[Any]) -> bool:
+    """Whether JAX's pipeline has written an equation, rather than its user; `eqns` are the equation
+    and then those around it.
+    """
+    # A traceback holds a few frames only; where those are all of helpers, the equation around says
+    # more.
+    for eqn in eqns:
+        traceback = eqn.source_info.traceback
+        for code in traceback.raw_frames()[0] if traceback else []:
+            if code.co_filename == _jax.pipeline_file:
+                return True
+            if _jax.is_user_filename(code.co_filename):
+                return False
+    return False
 
 
 def _has_pipeline(jaxpr: Any) -> bool:

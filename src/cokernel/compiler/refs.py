@@ -54,9 +54,13 @@ class RefValue:
     mesh: Any = None
     # What keeps a scoped allocation reserved.
     owner: object = None
-    # Where a Ref that is borrowed from an operand has the addresses of its slots instead of itself:
-    # the strides, in bytes, of what is behind the first dimension.
+    # Where a Ref has addresses instead of itself, because it is borrowed from an operand or
+    # computed in place: the strides, in bytes, of what the addresses are of.
     borrowed: tuple[int, ...] | None = None
+    # Whether what is borrowed or in place are slots, along the first dimension of the Ref.
+    has_slots: bool = False
+    # The Ref's own memory, if it is computed in place. It has one address for all slots.
+    unplaced: "RefValue | None" = None
     # The input that this output overwrites.
     overwrites: "RefValue | None" = None
 
@@ -64,6 +68,15 @@ class RefValue:
     def memory(self) -> "RefValue":
         """The Ref that stands for this memory: an output that overwrites an input is that input."""
         return self if self.overwrites is None else self.overwrites
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the Ref is computed where it will be copied to."""
+        return self.unplaced is not None
+
+    def own_address(self, context: Context) -> ir.Value:
+        """Where the Ref would be if it were not in place."""
+        return (self.unplaced or self).address(context)
 
     @property
     def itemsize(self) -> int:

@@ -69,26 +69,37 @@ def resolve(
     return view
 
 
-def slot_address(context: Context, ref: RefValue, slot: Value, operation: str) -> ir.Value:
-    """Where a borrowed Ref has the address of one of its slots."""
+def slot_address(context: Context, ref: RefValue, slot: Value | None, operation: str) -> ir.Value:
+    """Where a Ref that is borrowed or in place has the address of a slot, or the only address."""
     function = context.function
     assert ref.borrowed is not None
+    address = ref.address(context)
+    if slot is None:
+        return address
     strides = (POINTER_BYTES, *ref.borrowed)
-    table = View(ref, ref.address(context), ref.dtype, ref.shape, strides)
+    table = View(ref, address, ref.dtype, ref.shape, strides)
     index = _as_index(context, slot)
     check_slice(context, table, 0, index, 1, 1, ref.shape[0], operation)
-    return function.advance(table.address, function.multiply(index, POINTER_BYTES))
+    if ref.is_in_place:
+        return address
+    return function.advance(address, function.multiply(index, POINTER_BYTES))
 
 
 def _borrowed(
     context: Context, view: View, transforms: Sequence[Any], operation: str
 ) -> tuple[View, Sequence[Any]]:
     """The slot of a borrowed Ref that the first transform picks, and what is left to apply."""
+    strides = view.ref.borrowed
+    assert strides is not None
+    if not view.ref.has_slots:
+        address = context.builder.load(
+            slot_address(context, view.ref, None, operation), typ=pointer
+        )
+        return dataclasses.replace(view, address=address, strides=strides), transforms
     first, *rest = transforms
     slot, *indices = first.indices
     address = context.builder.load(slot_address(context, view.ref, slot, operation), typ=pointer)
-    shape, strides = view.ref.shape[1:], view.ref.borrowed
-    assert strides is not None
+    shape = view.ref.shape[1:]
     view = dataclasses.replace(view, address=address, extents=shape, strides=strides)
     return view, [_jax.NDIndexer(tuple(indices), shape, first.int_indexer_shape), *rest]
 

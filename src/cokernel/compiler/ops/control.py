@@ -24,7 +24,7 @@ from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.polling import polls_by_reading
 from cokernel.compiler.probes import Access
 from cokernel.compiler.program import lower_jaxpr
-from cokernel.compiler.refs import POINTER_BYTES, AnyRef, BoundRef, RefValue, root_of
+from cokernel.compiler.refs import AnyRef, BoundRef, RefValue, root_of
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
     Buffer,
@@ -498,9 +498,11 @@ def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     axes = eqn.params["collective_axes"]
     axes = (axes,) if isinstance(axes, str) else tuple(axes)
     refs = [
-        _borrowed(context, variable, name)
+        context.kernel.layout.borrow(context, variable, name)
         if variable in context.program.borrowed
-        else _scoped(context, variable.aval, name, axes)
+        else context.kernel.layout.in_place(
+            context, variable, _scoped(context, variable.aval, name, axes)
+        )
         for variable, name in zip(body.invars, names, strict=True)
     ]
     results = lower_jaxpr(context, body, refs, constants=operands)
@@ -510,16 +512,6 @@ def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     for ref in refs:
         context.kernel.layout.release_scoped(context, root_of(ref)[0], "run_scoped")
     return results
-
-
-def _borrowed(context: Context, variable: Any, name: str) -> RefValue:
-    """A Ref whose slots lie in an operand: at the beginning of it, until blocks are copied."""
-    borrowing, operand = context.program.borrowed[variable]
-    ref = context.kernel.layout.allocate_borrowed(context, variable.aval, name, borrowing.strides)
-    for slot in range(ref.shape[0]):
-        place = context.function.advance(ref.address(context), slot * POINTER_BYTES)
-        context.builder.store(operand.address(context), place)
-    return ref
 
 
 def _scoped(context: Context, aval: Any, name: str, axes: tuple[str, ...]) -> AnyRef:

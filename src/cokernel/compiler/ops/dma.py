@@ -12,11 +12,13 @@ from cokernel.compiler import dtypes, padding
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import Index
+from cokernel.compiler.in_place import aim_p
 from cokernel.compiler.ops import checked_dma, copies
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.sync import SemaphoreAt, semaphore_at, signal, wait, written_name
 from cokernel.compiler.ops.targets import find_target, require
 from cokernel.compiler.pieces import spread
+from cokernel.compiler.pipelines import is_written_by_pipeline
 from cokernel.compiler.probes import Access, step
 from cokernel.compiler.refs import AnyRef, Place, RefValue, View, root_of
 from cokernel.compiler.transforms import resolve, slot_address, smaller, subcores_of_chip
@@ -184,7 +186,10 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
         return
 
     def copy(origin: Selected, to: Selected) -> None:
-        if to[0].borrowed is None:
+        if origin[0].is_in_place:
+            # It has been written there.
+            return
+        if to[0].borrowed is None or to[0].is_in_place:
             copies.copy_block(context, block(origin, to), operation)
         else:
             _lend(context, origin, to, operation)
@@ -206,23 +211,28 @@ def _is_of_pipeline(context: Context) -> bool:
     copies those, since on the chip an array ends with a whole tile: what is read from there is
     anything, and what is written there is lost. Here nothing is there, and such copies are cut off.
     """
-    # A traceback holds a few frames only; where those are all of helpers, the equation around says
-    # more.
-    for eqn in reversed(context.equations):
-        traceback = eqn.source_info.traceback
-        for code in traceback.raw_frames()[0] if traceback else []:
-            if code.co_filename == _jax.pipeline_file:
-                return True
-            if _jax.is_user_filename(code.co_filename):
-                return False
-    return False
+    return is_written_by_pipeline([eqn for eqn in reversed(context.equations) if eqn])
 
 
 def _lend(context: Context, origin: Selected, to: Selected, operation: str) -> None:
     """Notes for a slot of a borrowed Ref where the block lies that would be copied to it."""
     block = resolve(context, *origin, operation, access=Access.READ, is_dma=True)
-    slot = slot_address(context, to[0], to[1][0].indices[0], operation)
-    context.builder.store(block.address, slot)
+    slot = to[1][0].indices[0] if to[0].has_slots else None
+    context.builder.store(block.address, slot_address(context, to[0], slot, operation))
+
+
+@rule(aim_p)
+def _aim(context: Context, eqn: Any, *operands: Any) -> None:
+    """Notes where a Ref that is computed in place lies from now on."""
+    placed, target = eqn.params["tree"].unflatten(operands)
+    operation = "dma_start"
+    if target is None:
+        address = placed.own_address(context)
+    else:
+        ref, transforms = target
+        view = resolve(context, ref, transforms, operation, access=Access.NONE, is_dma=True)
+        address = view.address
+    context.builder.store(address, slot_address(context, placed, None, operation))
 
 
 def _block(
