@@ -210,6 +210,7 @@ class CheckedCounts(TypedDict):
     accesses: int
     signals: int
     waits: int
+    barriers: int
     dmas: int
     cores: int
 

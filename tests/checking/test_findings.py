@@ -232,6 +232,7 @@ def test_a_report_says_what_was_looked_at_and_what_was_not():
     made = launches.last_report()
     assert "not looked for: races, leftovers" in made.headline()
     assert "10 accesses to memory" in made.coverage()
+    assert "0 arrivals at barriers" in made.coverage()
     assert "off by the options: races, leftovers." in made.coverage()
     assert "Not checked: primitive 'foo' runs through XLA." in made.coverage()
     plain = json.loads(json.dumps(made.to_dict()))

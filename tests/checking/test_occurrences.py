@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
 
@@ -133,6 +134,20 @@ def test_the_rows_of_one_scatter_race_as_one_access():
     ids = cokernel.private((4,), jnp.int32)
     report = explored(body, board, ids, pltpu.SemaphoreType.DMA, cores=2)
     assert times(report, "Race") == SCHEDULES
+
+
+def test_arrivals_at_barriers_are_counted_as_what_was_looked_at():
+    def body(x_ref, out_ref):
+        for _ in range(2):
+            plsc.subcore_barrier()
+
+        @pl.when(lax.axis_index("core") == 0)
+        def _fill():
+            out_ref[...] = x_ref[...]
+
+    report = explored(body, cores=3, schedules=4)
+    assert report.counts["barriers"] == 2 * 3 * 4
+    assert "24 arrivals at barriers" in report.looked_at()
 
 
 # Some of every file of the corpus, with pieces of memory of many sizes and alignments.

@@ -112,6 +112,11 @@ def test_races_fail_the_tests_that_have_them(tmp_path):
     assert "3 launches of 2 kernels" in text
 
 
+def test_one_launch_of_one_kernel_is_told_in_the_singular(tmp_path):
+    text = run(tmp_path, "--cokernel-check=3", "-k", "a_stock_kernel")
+    assert "1 launch of 1 kernel, 1 finding\n" in text
+
+
 def test_options_say_what_is_looked_for(tmp_path):
     text = run(tmp_path, "--cokernel-check", "--cokernel-check-options=races=off")
     assert "3 passed" in text

@@ -206,6 +206,19 @@ def barrier_semaphore_left_over(broken):
     )
 
 
+@case("SemaphoreUnderflow", "ready", always=True)
+def takes_back_more_than_was_signalled(broken):
+    def body(out_ref, ready):
+        core = core_id()
+        out_ref[core] = core
+        signal(ready, core, 2)
+        if broken:
+            signal(ready, core, -3)  # fault
+        pl.semaphore_wait(ready, 2)
+
+    return cores(body, REGULAR)
+
+
 @case("SemaphoreOverflow", "ready", always=True)
 def counts_beyond_what_a_semaphore_holds(broken):
     def body(out_ref, ready):

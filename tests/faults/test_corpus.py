@@ -60,6 +60,7 @@ def test_the_corpus_has_sixty_cases_or_more_of_every_kind():
         "CopyInFlight",
         "WaitTooLarge",
         "SemaphoreOverflow",
+        "SemaphoreUnderflow",
         "ChipLimit",
     }
 

@@ -40,7 +40,7 @@ def checked_run(selection: str, *paths: str, options: str = "", schedules: int =
 
 def kernels_and_findings(text: str) -> tuple[int, int]:
     """How many kernels ran and how many different findings there are."""
-    found = re.search(r"\d+ launches of (\d+) kernels, (\d+) different findings", text)
+    found = re.search(r"\d+ launch\w* of (\d+) kernels?, (\d+) (?:different )?finding", text)
     assert found is not None, text
     return int(found[1]), int(found[2])
 

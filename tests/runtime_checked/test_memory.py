@@ -34,11 +34,12 @@ def test_what_is_left_in_a_semaphore_is_told_with_its_signaller(kernel):
 
 def test_semaphores_that_go_below_zero_or_beyond_32_bits_are_told(kernel):
     def body(core):
-        yield from core.signal(core.semaphore(0), -2, site=1)
-        yield from core.signal(core.semaphore(0), 2)
         yield from core.signal(core.semaphore(1), 2**31 - 1)
-        yield from core.signal(core.semaphore(1), 1, site=2)
+        yield from core.signal(core.semaphore(1), 1, site=1)
         yield from core.wait(core.semaphore(1), 2**31)
+        # This ends the launch.
+        yield from core.signal(core.semaphore(0), -2, site=2)
+        yield from core.wait(core.semaphore(0), 1)
 
     record = kernel(body).launch()
     assert kinds(record) == ["SemaphoreOverflow", "SemaphoreUnderflow"]

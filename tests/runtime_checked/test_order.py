@@ -42,6 +42,7 @@ def test_a_producer_and_a_consumer_in_order_have_no_finding(kernel, strategy):
             "accesses": 20,
             "signals": 20,
             "waits": 20,
+            "barriers": 0,
             "dmas": 0,
             "cores": 2,
         }

@@ -37,7 +37,10 @@ def advise(raw: Mapping[str, Any], parties: "Sequence[Party]", name: str) -> Ite
         case "LeftoverSemaphore":
             yield f"wait for {name!r} as often as it is signalled, on every path through the loop"
             yield "a count that is left over is what the next launch, or phase, begins with"
-        case "SemaphoreUnderflow" | "SemaphoreOverflow":
+        case "SemaphoreUnderflow":
+            yield f"take from {name!r} by semaphore_wait, which waits until there is enough"
+            yield f"compare what is signalled to {name!r} with what is taken"
+        case "SemaphoreOverflow":
             yield f"compare what is signalled to {name!r} with what is waited for"
         case "Livelock":
             yield f"let a core signal or write {name!r} before it finishes, or bound the polling"

@@ -449,7 +449,10 @@ def _never_written(raw: Mapping[str, Any], parties: Sequence[Party], what: str) 
 
 
 def _underflow(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    return f"{parties[0].who} takes {raw['wanted']} from {what!r}, which counts {raw['value']}"
+    return (
+        f"{parties[0].who} takes {raw['wanted']} from {what!r} by a negative signal, but it counts "
+        f"{raw['value']}"
+    )
 
 
 def _overflow(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:

@@ -152,12 +152,18 @@ class _CheckedRun:
         terminalreporter.section("cokernel: checked mode")
         kernels = len({report.kernel for report in made})
         terminalreporter.line(
-            f"{len(made)} launches of {kernels} kernels, {len(findings)} different findings"
+            f"{_counted(len(made), 'launch', 'launches')} of "
+            f"{_counted(kernels, 'kernel', 'kernels')}, "
+            f"{_counted(len(findings), 'finding', 'different findings')}"
         )
         for finding in findings:
             terminalreporter.line(f"  {finding.kind}: {finding.sentence}", red=True)
         for item in unseen:
             terminalreporter.line(f"  not checked: {item}", yellow=True)
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 _SWALLOWED = (

@@ -28,6 +28,7 @@ _COUNTED = {
     "accesses": ("access to memory", "accesses to memory"),
     "signals": ("signal", "signals"),
     "waits": ("wait", "waits"),
+    "barriers": ("arrival at a barrier", "arrivals at barriers"),
     "dmas": ("copy", "copies"),
 }
 
@@ -52,8 +53,8 @@ class Report:
       exhaustive: whether those were all there are with so many `preemptions`.
       preemptions: how many interruptions of a core that could go on an exhaustive exploration was
         asked to visit; None where any number was, or where schedules were drawn.
-      counts: how many "accesses", "signals", "waits" and "dmas" were looked at, by how many
-        "cores".
+      counts: how many "accesses", "signals", "waits", arrivals at "barriers" and "dmas" were looked
+        at, by how many "cores".
       off: the checks that the options have switched off, by the names of their fields.
     """
 

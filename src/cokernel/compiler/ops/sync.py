@@ -207,9 +207,24 @@ def _semaphore_signal(context: Context, eqn: Any, *operands: Any) -> None:
         core_index=core_index,
     )
     amount = context.index(increment)
-    _require_not_negative(context, amount, "semaphore_signal", semaphore.name, "the increment")
     site = context.site("semaphore_signal", semaphore.name, signals=(semaphore.key,))
+    if context.is_checked:
+        _signal_below_zero(context, semaphore, amount, site)
+    _require_not_negative(context, amount, "semaphore_signal", semaphore.name, "the increment")
     signal(context, semaphore, amount, site)
+
+
+def _signal_below_zero(
+    context: Context, semaphore: SemaphoreAt, amount: Index, site: ir.Constant
+) -> None:
+    """Tells the runtime of a negative signal, which ends the launch where too little is counted."""
+    if isinstance(amount, int):
+        if amount < 0:
+            signal(context, semaphore, amount, site)
+        return
+    builder = context.builder
+    with builder.if_then(builder.icmp_signed("<", amount, ir.Constant(i64, 0)), likely=False):
+        signal(context, semaphore, amount, site)
 
 
 @rule(_jax.pallas_primitives.semaphore_wait_p)

@@ -75,6 +75,7 @@ void join(CheckedRecord& sum, CheckedRecord&& one) {
   sum.counts.accesses += one.counts.accesses;
   sum.counts.signals += one.counts.signals;
   sum.counts.waits += one.counts.waits;
+  sum.counts.barriers += one.counts.barriers;
   sum.counts.dmas += one.counts.dmas;
   sum.counts.cores = one.counts.cores;
 }

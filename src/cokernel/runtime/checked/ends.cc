@@ -69,7 +69,8 @@ void State::set_semaphore(Finding& finding, const SemaphoreState& semaphore) con
 
 void State::add(Finding finding, bool ends) {
   finding.schedule = schedule_;
-  const bool is_new = record.findings.add(finding, ends);
+  finding.ends = ends;
+  const bool is_new = record.findings.add(finding);
   if ((ends || (is_new && options_.stop_at_first)) && launch_.claim_failure()) {
     launch_.failure = Failure();
     launch_.request_stop();

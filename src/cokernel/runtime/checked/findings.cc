@@ -109,16 +109,16 @@ void Findings::merge(Finding& known, const Finding& finding, bool unite) {
   }
 }
 
-bool Findings::add(const Finding& finding, bool ends) { return put(finding, ends, true); }
+bool Findings::add(const Finding& finding) { return put(finding, true); }
 
-bool Findings::put(const Finding& finding, bool ends, bool unite) {
+bool Findings::put(const Finding& finding, bool unite) {
   const Key key = key_of(finding);
   const auto [entry, is_new] = known_.emplace(key, all_.size());
   if (!is_new) {
     merge(all_[entry->second], finding, unite);
     return false;
   }
-  if (!ends && static_cast<int64_t>(all_.size()) >= limit_) {
+  if (!finding.ends && static_cast<int64_t>(all_.size()) >= limit_) {
     known_.erase(entry);
     return dropped_.insert(key).second;
   }
@@ -132,7 +132,7 @@ void Findings::join(const Findings& other) {
     // Accesses are numbered in each launch anew.
     finding.event = 0;
     finding.meetings = Parts<int64_t>();
-    put(finding, std::string_view(finding.kind) == "Livelock", false);
+    put(finding, false);
   }
   dropped_.insert(other.dropped_.begin(), other.dropped_.end());
 }

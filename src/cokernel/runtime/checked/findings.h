@@ -116,6 +116,7 @@ struct Finding {
   std::vector<Polled> polled;                            // Livelock.
   std::vector<std::pair<const char*, int64_t>> numbers;  // What the kind says besides: "value" ...
   const char* use = nullptr;                             // UninitialisedRead.
+  bool ends = false;                                     // The launch.
   Schedule schedule;                                     // The one that showed it first.
 };
 
@@ -124,8 +125,8 @@ class Findings {
   explicit Findings(int64_t limit) : limit_(limit) {}
 
   // Adds it, or adds it to an equal one. Returns whether it is new. The limit does not hold for one
-  // that `ends` the launch.
-  bool add(const Finding& finding, bool ends = false);
+  // that ends the launch.
+  bool add(const Finding& finding);
   // Of findings under several schedules the first goes for all; the others are only counted.
   void join(const Findings& other);
   bool empty() const { return all_.empty() && dropped_.empty(); }
@@ -136,7 +137,7 @@ class Findings {
  private:
   using Key = std::tuple<std::string, int32_t, int32_t, int32_t, std::string, int32_t, int32_t,
                          int32_t, std::string, int32_t, int64_t>;
-  bool put(const Finding& finding, bool ends, bool unite);
+  bool put(const Finding& finding, bool unite);
   static Key key_of(const Finding& finding);
   static void merge(Finding& known, const Finding& finding, bool unite);
 
@@ -170,6 +171,7 @@ struct Counts {
   int64_t accesses = 0;
   int64_t signals = 0;
   int64_t waits = 0;
+  int64_t barriers = 0;  // Arrivals at them.
   int64_t dmas = 0;
   int64_t cores = 0;
 };

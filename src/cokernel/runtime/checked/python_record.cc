@@ -254,6 +254,7 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
   counts["accesses"] = record.counts.accesses;
   counts["signals"] = record.counts.signals;
   counts["waits"] = record.counts.waits;
+  counts["barriers"] = record.counts.barriers;
   counts["dmas"] = record.counts.dmas;
   counts["cores"] = record.counts.cores;
   result["counts"] = counts;

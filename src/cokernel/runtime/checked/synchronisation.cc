@@ -47,7 +47,10 @@ void State::add_signal(SemaphoreState& semaphore, Signal signal, int64_t agent_k
     set_semaphore(finding, semaphore);
     finding.numbers = {{"wanted", amount < 0 ? -amount : amount},
                        {"value", semaphore.count < 0 ? before : semaphore.count}};
-    add(std::move(finding));
+    // Natively a negative signal ends the launch, too.
+    const bool ends = semaphore.count < 0;
+    add(std::move(finding), ends);
+    if (ends) return;
   }
   wake(semaphore);
 }
@@ -135,6 +138,7 @@ int64_t State::read(Core* core, Semaphore* address, int32_t site) {
 bool State::barrier(Core* core, int32_t site) {
   core->site.store(site, std::memory_order_relaxed);
   ++core->waits;
+  ++record.counts.barriers;
   const int32_t number = number_of(core);
   Barrier& barrier = *core->barrier;
   const int64_t arrived = barrier.arrived.load(std::memory_order_relaxed) + 1;
