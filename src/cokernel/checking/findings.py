@@ -469,6 +469,12 @@ def _livelock(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> st
     )
 
 
+def effect(finding: Finding) -> str:
+    """What follows from the mistake that another finding tells of, as a line of its text."""
+    last = finding.parties[-1] if finding.kind == "CopyInFlight" else finding.parties[0]
+    return f"so {finding.sentence} ({_where(last)})"
+
+
 def _other(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
     return str(raw.get("text", what))
 

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel.checking.advice import advise_failure
+from cokernel.checking.causes import WITH_EFFECTS, by_cause
 from cokernel.checking.failures import describe, failed_indices, failed_parties
 from cokernel.checking.findings import (
     EXPLAIN_DEADLOCKS,
     KINDS,
     TOLD_IN_DETAILS,
     Finding,
+    effect,
     finding_of,
     replay_text,
 )
@@ -189,7 +191,7 @@ def report_of(
       off: the checks that are switched off.
       chip: where the kernel asks for more than the target chip has, as far as that counts as wrong.
     """
-    found = [finding_of(raw, places) for raw in record["findings"]]
+    found = [_with_effects(raw, others, places) for raw, others in by_cause(record["findings"])]
     failure = record.get("failure")
     if failure is not None:
         if failure["kind"] == "Deadlock":
@@ -207,6 +209,15 @@ def report_of(
         counts=record.get("counts", {}),
         off=tuple(off),
     )
+
+
+def _with_effects(
+    raw: Mapping[str, Any], others: Sequence[Mapping[str, Any]], places: Places
+) -> Finding:
+    """A finding that tells of what follows from the same mistake as well."""
+    finding = finding_of(raw, places)
+    effects = dict.fromkeys(effect(finding_of(other, places)) for other in others)
+    return dataclasses.replace(finding, details=(*finding.details, *effects))
 
 
 def _explained(raw: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, str]]:
@@ -263,6 +274,7 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
             else dataclasses.replace(
                 known,
                 occurrences=known.occurrences + finding.occurrences,
+                details=_details(known, finding),
                 also=_others(known, finding),
             )
         )
@@ -276,6 +288,13 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         return -1 if explains else order.get(finding.kind, len(KINDS))
 
     return tuple(sorted(found, key=rank))
+
+
+def _details(known: Finding, finding: Finding) -> tuple[str, ...]:
+    if known.kind not in WITH_EFFECTS:
+        # They tell of one moment.
+        return known.details
+    return tuple(dict.fromkeys([*known.details, *finding.details]))
 
 
 def _others(known: Finding, finding: Finding) -> tuple[tuple[str, ...], ...]:
