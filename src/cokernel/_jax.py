@@ -36,6 +36,7 @@ from jax._src.core import jaxprs_in_params
 from jax._src.core import pp_eqn_rules
 from jax._src.core import resolve_input_effects
 from jax._src.core import trace_state_clean
+from jax._src.xla_bridge import backends_are_initialized
 from jax._src.dispatch import apply_primitive
 from jax._src.dtypes import itemsize_bits
 from jax._src.flattree import FlatTree
@@ -164,6 +165,7 @@ from jax._src.pallas.mosaic import sc_primitives
 from jax._src.named_sharding import UNSPECIFIED
 from jax._src.pallas.einshape import _einshape as einshape_by_parts
 from jax._src.pallas.einshape import einshape_lo_p as einshape_p
+from jax._src.pallas.pallas_call import pallas_call_p
 from jax._src.pjit import jit_p
 from jax._src.pjit import reshard_p
 from jax._src.pjit import sharding_constraint_p

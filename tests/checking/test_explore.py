@@ -486,3 +486,54 @@ def test_accesses_that_nobody_asked_for_are_off_and_not_unseen():
     report = cokernel.explore(kernel, jnp.ones(8), schedules=1, options=options)
     assert report.not_checked == ()
     assert report.off == ("races", "uninitialised")
+
+
+def nothing_to_write(x_ref, out_ref):
+    pass
+
+
+def copies(x_ref, out_ref):
+    out_ref[...] = x_ref[...]
+
+
+def _kernel(body, size, make=cokernel.kernel):
+    mesh = cokernel.CoreMesh(core=1)
+    return make(body, jax.ShapeDtypeStruct((size,), jnp.float32), mesh=mesh)
+
+
+WITHOUT_A_LAUNCH = {
+    "no elements": (
+        lambda x: _kernel(nothing_to_write, 0)(x),
+        "XLA does not run kernel 'nothing_to_write', since its outputs have no elements",
+    ),
+    "not used": (
+        jax.jit(lambda x: (_kernel(copies, 8)(x), x)[1]),
+        "XLA does not run kernel 'copies', since nobody uses its outputs",
+    ),
+    "no outputs": (
+        cokernel.kernel(lambda x_ref: None, mesh=cokernel.CoreMesh(core=1), name="looks"),
+        "XLA does not run kernel 'looks', since it has no outputs and writes to no Ref",
+    ),
+    "no kernel": (lambda x: float(x[0]) + 1, "nothing in it calls one"),
+    "interpreted": (
+        pl.pallas_call(copies, out_shape=jnp.ones(8), interpret=True),
+        "pl.pallas_call is run by JAX itself",
+    ),
+}
+
+
+@pytest.mark.parametrize("is_exhaustive", [False, True])
+@pytest.mark.parametrize("what", WITHOUT_A_LAUNCH)
+def test_where_no_kernel_ran_it_is_said_why(what, is_exhaustive):
+    function, reason = WITHOUT_A_LAUNCH[what]
+    with pytest.raises(ValueError, match="launched no kernel in checked mode") as raised:
+        cokernel.explore(function, jnp.ones(8), schedules=2, exhaustive=is_exhaustive)
+    assert reason in str(raised.value)
+    assert "enabled()" not in str(raised.value)
+
+
+def test_of_a_stock_kernel_it_is_said_what_it_needs():
+    mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=1)
+    function = pl.kernel(copies, jax.ShapeDtypeStruct((8,), jnp.float32), mesh=mesh, interpret=True)
+    with pytest.raises(ValueError, match=r"'copies'.*needs cokernel.pallas.enabled\(\)"):
+        cokernel.explore(function, jnp.ones(8), schedules=1)

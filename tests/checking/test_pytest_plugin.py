@@ -161,3 +161,59 @@ def test_findings_that_only_warn_fail_no_test(tmp_path):
     text = run(tmp_path, options, "-k", "swallowed or fixture", tests=SWALLOWING_TESTS)
     assert "2 passed" in text
     assert "CheckWarning: Checked: kernel 'last_wins'" in text
+
+
+UNWAITED_TESTS = textwrap.dedent(
+    """
+    import jax
+    import jax.numpy as jnp
+    import pytest
+
+    import cokernel
+
+    def last_wins(x_ref, out_ref):
+        out_ref[0] = x_ref[0]
+
+    def launch(hold):
+        kernel = cokernel.kernel(
+            last_wins, jax.ShapeDtypeStruct((1,), jnp.float32), mesh=cokernel.CoreMesh(core=2)
+        )
+        # What is launched waits for what takes long.
+        slow = jax.jit(lambda a: jax.lax.fori_loop(0, 40, lambda i, a: a @ a, a)[0, :1])
+        hold.append(kernel(slow(jnp.eye(500))))
+
+    HELD = []
+
+    @pytest.fixture
+    def launches_at_its_end():
+        yield
+        launch([])
+
+    def test_that_drops_the_result():
+        launch([])
+
+    def test_that_has_nothing_to_do_with_it():
+        pass
+
+    def test_that_keeps_the_result():
+        launch(HELD)
+
+    def test_that_has_nothing_to_do_with_that():
+        pass
+
+    def test_whose_fixture_launches(launches_at_its_end):
+        pass
+
+    def test_that_has_nothing_to_do_with_the_fixture():
+        pass
+    """
+)
+
+
+def test_findings_of_launches_that_nobody_waits_for_fail_their_own_test(tmp_path):
+    text = run(tmp_path, "--cokernel-check", "-rA", tests=UNWAITED_TESTS)
+    for name in ("drops_the_result", "keeps_the_result"):
+        assert f"FAILED test_kernels.py::test_that_{name}" in text
+    assert "ERROR test_kernels.py::test_whose_fixture_launches" in text
+    for name in ("it", "that", "the_fixture"):
+        assert f"PASSED test_kernels.py::test_that_has_nothing_to_do_with_{name}" in text

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from cokernel import _runtime
+from cokernel.checking.absent import no_launch
 from cokernel.checking.launches import Heard, collected_reports, is_explained, misfit
 from cokernel.checking.options import Checked, as_int
 from cokernel.checking.report import Report, combined
@@ -93,18 +94,23 @@ def explore(
                     raise
             return list(heard)
 
+    def told(runs: Sequence[Sequence[Heard]]) -> Report:
+        if not any(runs):
+            raise ValueError(no_launch(lambda: function(*args, **kwargs)))
+        return together(runs)
+
     with _exploring, checked(quiet):
         if asked.replay is not None:
             heard = run(asked.schedule())
             for _, made in heard:
                 if not made["schedule"].get("fits", True):
                     raise ValueError(misfit(made["executable"]))
-            return together([heard])
+            return told([heard])
         if exhaustive:
-            return _all_schedules(run, most, bound)
+            return _all_schedules(run, most, bound, told)
         # Launches are counted within each run.
         first = dataclasses.replace(asked.schedule(), launch=None)
-        return together(
+        return told(
             [
                 run(dataclasses.replace(first, seed=(first.seed + number) % 2**64))
                 for number in range(most)
@@ -145,29 +151,29 @@ def _check_arguments(function: Any, options: Any, exhaustive: Any) -> None:
 
 
 def _all_schedules(
-    run: Callable[[Schedule, bool], list[Heard]], schedules: int, preemptions: int | None
+    run: Callable[[Schedule, bool], list[Heard]],
+    schedules: int,
+    preemptions: int | None,
+    told: Callable[[Sequence[Sequence[Heard]]], Report],
 ) -> Report:
     tree = ChoiceTree(preemptions)
     runs: list[list[Heard]] = []
     while (choices := tree.next()) is not None and len(runs) < schedules:
         heard = run(Schedule(strategy="choices", choices=choices), True)
-        if len(heard) != 1:
+        if len(heard) > 1:
             raise ValueError(
                 "an exhaustive exploration needs a function that launches one kernel, and this one "
                 f"launched {len(heard)}"
             )
         runs.append(heard)
+        if not heard:
+            break
         tree.add(heard[0][1]["schedule"])
-    return dataclasses.replace(together(runs), exhaustive=tree.is_done, preemptions=preemptions)
+    return dataclasses.replace(told(runs), exhaustive=tree.is_done, preemptions=preemptions)
 
 
 def together(runs: Sequence[Sequence[Heard]]) -> Report:
     """One report of several runs, each of which may have launched several kernels."""
     reports = [report for run in runs for report, _ in run]
-    if not reports:
-        raise ValueError(
-            "the function launched no kernel in checked mode; stock Pallas kernels need "
-            "cokernel.pallas.enabled() around them"
-        )
     behaviours = {tuple(record["behaviour"] for _, record in run) for run in runs}
     return dataclasses.replace(combined(reports), schedules=len(runs), behaviours=len(behaviours))

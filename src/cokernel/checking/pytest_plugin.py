@@ -106,10 +106,14 @@ class _CheckedRun:
         """Fails a part of a test that passes although its kernels have findings."""
         try:
             result = yield
+        except KeyboardInterrupt:
+            raise
         except BaseException:
             # It has failed, or was skipped, and pytest says why.
+            _wait_for_launches()
             self._seen = len(self._heard)
             raise
+        _wait_for_launches()
         swallowed = self._swallowed()
         self._seen = len(self._heard)
         if swallowed:
@@ -164,6 +168,31 @@ class _CheckedRun:
 
 def _counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
+
+
+def _wait_for_launches() -> None:
+    """Waits until what was launched so far has ended, also what nobody holds a result of any more,
+    so that its findings are told of the test that has launched it.
+    """
+    import jax
+
+    from cokernel import _jax
+
+    if not _jax.backends_are_initialized():
+        # Nothing has run, and a test may still want to say what devices there are.
+        return
+    held = [array for array in jax.live_arrays("cpu") if not array.is_deleted()]
+    # On a CPU a thread's computations are run one after the other, so that one which comes last is
+    # ready when all are. Those of other threads are known by their results.
+    last = [jax.device_put(0, device) for device in jax.local_devices(backend="cpu")]
+    for array in [*held, *(jax.jit(_nothing)(array) for array in last)]:
+        # What a computation raises is in its report, or concerns the test alone.
+        with contextlib.suppress(Exception):
+            array.block_until_ready()
+
+
+def _nothing(x: Any) -> Any:
+    return x + 1
 
 
 _SWALLOWED = (
