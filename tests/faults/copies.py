@@ -185,6 +185,20 @@ def scatters_meet_in_one_row(broken):
     return one_core(body, ids, rows, pltpu.SemaphoreType.DMA((2,)))
 
 
+@case("Race", "out_ref[2, 0:16]", always=True)
+def scatter_with_a_row_that_comes_twice(broken):
+    def body(x_ref, out_ref, ids, rows, done):
+        pltpu.sync_copy(x_ref, out_ref)
+        pltpu.sync_copy(x_ref.at[pl.ds(0, 4)], rows)
+        ids[...] = lax.iota(jnp.int32, 4)
+        if broken:
+            ids[3] = 2
+        pltpu.async_copy(rows, out_ref.at[ids], done).wait()  # fault
+
+    ids = cokernel.private((4,), jnp.int32)
+    return one_core(body, ids, cokernel.private((4, WIDTH), jnp.int32), DMA)
+
+
 @case("Race", "middle")
 def second_leg_started_before_the_first_has_arrived(broken):
     def body(x_ref, out_ref, middle, done):

@@ -64,6 +64,10 @@ def advise_failure(kind: str, name: str) -> Iterator[str]:
 
 def _race(parties: "Sequence[Party]", name: str) -> Iterator[str]:
     one, other = parties
+    if other.action == "writes again":
+        yield f"let the indices of {name!r} differ from each other"
+        yield "or copy with add=True, if the sum of the rows is meant"
+        return
     copies = [party for party in parties if party.is_dma]
     same_core = one.program == other.program and one.core == other.core
     if copies and same_core:

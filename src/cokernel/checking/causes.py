@@ -66,6 +66,7 @@ def _is_within_a_line(finding: Raw) -> bool:
         and other is not None
         and all(one[name] == other[name] for name in ("program", "index", "dma_site", "is_dma"))
         and one["is_dma"]
+        and other["access"] != "copy writes again"
     )
 
 

@@ -231,6 +231,7 @@ ACTIONS = {
     "update": "updates",
     "copy reads": "reads",
     "copy writes": "writes",
+    "copy writes again": "writes again",
     "signal": "signals",
     "wait": "waits for",
     "allocate": "allocates",
@@ -385,6 +386,11 @@ def _counting(look: Mapping[str, Any]) -> str:
 
 def _race(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
     one, other = parties
+    if other.action == ACTIONS["copy writes again"]:
+        return (
+            f"{one.who} writes {what} more than once, because its indices pick that place more "
+            "than once, and nothing says which of the values stays"
+        )
     if one.program == other.program and one.core == other.core:
         relation = "without waiting for it"
         return (

@@ -98,10 +98,12 @@ def probe(context: "Context", view: "View", access: Access, operation: str) -> i
 
 
 @contextlib.contextmanager
-def one_access(context: "Context") -> Iterator[None]:
-    """Has the runtime count what is probed within as one access."""
+def one_access(context: "Context", *, is_scatter: bool = False) -> Iterator[None]:
+    """Has the runtime count what is probed within as one access. `is_scatter`: it is a copy to
+    places that indices pick, of which each may come once.
+    """
     function = context.function
-    for begins in (1, 0):
+    for begins in (2 if is_scatter else 1, 0):
         arguments = [function.core, ir.Constant(i32, begins)]
         function.call_external("cokernel_checked_group", void, arguments)
         if begins:

@@ -268,7 +268,10 @@ def _copy(context: Context, block: Block, operation: str) -> None:
             probe_block(
                 context, writes, access, target.address, target.extents, strides[1], itemsize
             )
-    with contextlib.nullcontext() if watch is None else one_access(context):
+    # Sums may meet in one place, and do so one after the other.
+    is_scatter = bool(target.picks) and not block.add
+    group = one_access(context, is_scatter=is_scatter)
+    with contextlib.nullcontext() if watch is None else group:
         copies.copy_block(context, block, operation, watch)
     if not is_picked:
         _carry_undefined(

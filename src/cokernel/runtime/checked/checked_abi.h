@@ -53,8 +53,9 @@ void cokernel_checked_access_picked(cokernel::Core* core, int32_t site, int32_t 
                                     void* const* addresses, int64_t count, int64_t bytes_each,
                                     int64_t element_bytes, const uint8_t* mask);
 
-// The begin (`begins` not zero) and the end of probes that together tell of one access. What a DMA
-// does is one access as it is.
+// The begin and the end (0) of probes that together tell of one access: 1 of any, 2 of a copy to
+// places that indices pick, which may write each of them once. What a DMA does is one access as it
+// is.
 void cokernel_checked_group(cokernel::Core* core, int32_t begins);
 
 // Starts a DMA. The argument block is copied. At a moment of the schedule's choice `run` is called

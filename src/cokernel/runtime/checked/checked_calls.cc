@@ -97,7 +97,7 @@ void cokernel_checked_access_picked(Core* core, int32_t site, int32_t kind, void
 void cokernel_checked_group(Core* core, int32_t begins) {
   State& state = state_of(core);
   if (begins != 0) {
-    state.begin_group();
+    state.begin_group(begins == 2);
   } else {
     state.end_group();
   }

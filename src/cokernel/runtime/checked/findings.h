@@ -16,6 +16,9 @@
 
 namespace cokernel::checked {
 
+// What a copy does that writes an element a second time.
+inline constexpr const char* kWritesAgain = "copy writes again";
+
 // One of those a finding is about: a core, or a DMA that it started.
 struct Party {
   int32_t program = 0;

@@ -82,6 +82,7 @@ bool State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
   last_probe_ = number;
   const bool was_undefined =
       shadow_.access(*cache.region, {kind, number, &agent, element_bytes, &cache.last}, begin, end);
+  if (is_scatter_ && kind == AccessKind::kWrite) note_scattered(number, begin, end, element_bytes);
   if (was_undefined && kind != AccessKind::kRead && kind != AccessKind::kWrite) {
     Meetings& known = updates_[{number_of(core), site}];
     if (known.event != event_) ++known.count;
@@ -94,6 +95,28 @@ bool State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
     release_to_element(core, at);
   }
   return was_undefined;
+}
+
+void State::note_scattered(uint32_t number, uintptr_t begin, uintptr_t end, int64_t element_bytes) {
+  const auto tell = [&](uintptr_t from, uintptr_t to) {
+    Finding finding;
+    finding.kind = "Race";
+    finding.event = event_;
+    finding.first = finding.second = party_of(number);
+    finding.second->access = kWritesAgain;
+    finding.memory = range_of(from, to, element_bytes);
+    add(std::move(finding));
+  };
+  auto next = scattered_.upper_bound(begin);
+  if (next != scattered_.begin()) {
+    const auto [first, last] = *std::prev(next);
+    if (last > begin) tell(begin, std::min(end, last));
+  }
+  for (; next != scattered_.end() && next->first < end; ++next) {
+    tell(next->first, std::min(end, next->second));
+  }
+  uintptr_t& known = scattered_[begin];
+  known = std::max(known, end);
 }
 
 // The writes that a core sees which polls. They are not noted as read: who resets a flag races with

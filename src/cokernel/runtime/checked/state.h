@@ -82,11 +82,13 @@ class State final : public Conflicts {
   void begin_event() {
     if (dma_ == nullptr && !is_grouped_) ++event_;
   }
-  void begin_group() {
+  void begin_group(bool is_scatter) {
     begin_event();
     is_grouped_ = true;
+    is_scatter_ = is_scatter && options_.races;
+    scattered_.clear();
   }
-  void end_group() { is_grouped_ = false; }
+  void end_group() { is_grouped_ = is_scatter_ = false; }
   void copy_undefined(Core* core, void* target, const void* source, int64_t element_bytes,
                       int64_t rank, const int64_t* extents, const int64_t* target_strides,
                       const int64_t* source_strides);
@@ -239,6 +241,8 @@ class State final : public Conflicts {
   // a loop, are one piece. The access is the present one.
   Parts<int64_t> meeting(int32_t core, int32_t site);
   static int64_t first_meeting(int32_t core) { return (int64_t{core} + 1) << 40; }
+  // A copy has written there: it may have done so before, to another part of what it moves.
+  void note_scattered(uint32_t number, uintptr_t begin, uintptr_t end, int64_t element_bytes);
   void add_origin(uint32_t probe, const UndefinedRead& read);
   uint64_t origin_key(uint32_t number) const;
 
@@ -296,6 +300,8 @@ class State final : public Conflicts {
   uint32_t last_probe_ = 0;  // The record of the access probed last.
   uint64_t event_ = 0;       // The number of the access, or the DMA, that is probed.
   bool is_grouped_ = false;  // What is probed is of one access.
+  bool is_scatter_ = false;  // It is a copy to places that indices pick:
+  std::map<uintptr_t, uintptr_t> scattered_;                  // where it has written.
   std::map<std::pair<int32_t, int32_t>, Meetings> meetings_;  // Reads, by core and site,
   std::map<std::pair<int32_t, int32_t>, Meetings> updates_;   // and sums and updates.
   std::unordered_map<uint64_t, UndefinedRead> origins_;       // By the write that stored the value.
