@@ -50,6 +50,7 @@ class CheckedSpec(TypedDict):
     # Plain result buffers and the bytes of their elements. They start undefined, unless they are
     # an operand as well.
     outputs: NotRequired[Sequence[tuple[int, int]]]
+    batch: NotRequired[Sequence[int]]  # Buffers that hold which elements of batches it is for.
 
 class ExecutableSpec(TypedDict):
     name: NotRequired[str]
@@ -218,6 +219,7 @@ class CheckedRecord(TypedDict):
     executable: str
     findings: list[Finding]
     dropped: int  # Different findings beyond max_findings.
+    batch: list[int]  # Which elements of batches the launch was for.
     is_complete: bool  # No run was ended by a failure or a finding.
     schedule: ScheduleRecord
     schedules: int  # How many runs this is the record of; what follows is that of the last,

@@ -12,6 +12,8 @@ Its parameters:
   scratch_transforms: only where scratch of GPU programs is laid out in a special way: what leads
     from each piece of scratch as it is laid out to what a program sees.
   made_at: only in checked mode, and where it is known: the user's line that made the kernel.
+  batch: only in checked mode, under `jax.vmap`: for each vmap, the innermost first, the position
+    of the input that says which element the launch is for. No program uses these inputs.
   derivative_of: only where the kernel is the derivative of another: the parameters of that one and
     its `num_inputs`. Its inputs and outputs come first here, before their tangents.
 """
@@ -225,10 +227,36 @@ def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
     num_operations = len(block.operations)
     # A TPU describes itself; only where there is none, the chip that the kernel was made for does.
     pretended = params["target"] if tuple(platforms) == ("cpu",) else None
+    if params.get("batch") and tuple(platforms) != ("cpu",):
+        ctx, operands, params = _without_batch(ctx, operands, params)
     with meshes.target_or_nothing(pretended):
         results = lowering.lower(platforms, ctx, *operands, **params)
     _annotate_calls(list(block.operations)[num_operations:], params)
     return results
+
+
+def _without_batch(
+    ctx: Any, operands: Sequence[Any], params: Mapping[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The same call without the numbers of elements, which only reports on a CPU tell."""
+    dropped = set(params["batch"])
+
+    def kept(items: Sequence[Any]) -> list[Any]:
+        return [item for number, item in enumerate(items) if number not in dropped]
+
+    jaxprs = []
+    for jaxpr in params["jaxprs"]:
+        names = jaxpr.debug_info.arg_names
+        info = jaxpr.debug_info._replace(arg_names=None if names is None else tuple(kept(names)))
+        jaxprs.append(jaxpr.replace(invars=kept(jaxpr.invars), debug_info=info))
+    rest = {name: value for name, value in params.items() if name != "batch"}
+    # An input that overwrites has another number without those in front of it.
+    aliases = tuple(
+        (number - sum(position < number for position in dropped), output)
+        for number, output in params["input_output_aliases"]
+    )
+    changed = {"jaxprs": tuple(jaxprs), "input_output_aliases": aliases}
+    return ctx.replace(avals_in=kept(ctx.avals_in)), tuple(kept(operands)), {**rest, **changed}
 
 
 def _check_shapes(in_avals: Sequence[Any], params: Mapping[str, Any]) -> None:

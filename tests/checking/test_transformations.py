@@ -2,6 +2,9 @@
 there, and the process goes on."""
 
 import functools
+import json
+import re
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -130,3 +133,86 @@ def test_a_finding_that_only_warns_leaves_the_results(name):
     with pytest.warns(match="Race"):
         result = np.asarray(function(x))
     assert set(result.ravel().tolist()) <= {0, 1}
+
+
+def races_on_some(x_ref, out_ref):
+    @pl.when((x_ref[0] > 2) | (lax.axis_index("core") == 0))
+    def _write():
+        out_ref[0] = x_ref[0]
+
+
+RACES_ON_SOME = cokernel.kernel(
+    races_on_some, jax.ShapeDtypeStruct((1,), jnp.float32), mesh=cokernel.CoreMesh(core=2)
+)
+ROWS_OF_ONE = jnp.arange(5.0).reshape(5, 1)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_finding_under_vmap_names_the_element_of_the_batch(wrap):
+    with (
+        cokernel.checked(),
+        pytest.raises(jax.errors.JaxRuntimeError, match="in batch element 3\n") as caught,
+    ):
+        jax.block_until_ready(wrap(jax.vmap(RACES_ON_SOME))(ROWS_OF_ONE))
+    report = cokernel.report_of(caught.value)
+    assert report.batch == ((3,),)
+    assert [finding.batch for finding in report.findings] == [(3,)]
+    assert ", in batch element 3, under 1 schedule" in report.coverage()
+    plain = report.findings[0].to_dict()
+    assert cokernel.Finding.from_dict(json.loads(json.dumps(plain))) == report.findings[0]
+
+
+def test_an_exploration_under_vmap_says_how_many_elements_it_saw():
+    report = cokernel.explore(jax.jit(jax.vmap(RACES_ON_SOME)), ROWS_OF_ONE, schedules=2)
+    assert report.batch == tuple((number,) for number in range(5))
+    assert ", in 5 batch elements, under 2 schedules" in report.coverage()
+    [race] = report.of_kind("Race")
+    assert race.batch == (3,)
+    assert f"met {race.occurrences} times" in race.text()
+    assert "in batch element 3, for the first time" in race.text()
+
+
+def test_of_vmaps_within_vmaps_the_outermost_is_named_first():
+    rows = jnp.zeros((2, 3, 1)).at[1, 2].set(9.0)
+    report = cokernel.explore(jax.vmap(jax.vmap(RACES_ON_SOME)), rows, schedules=1)
+    [race] = report.of_kind("Race")
+    assert race.batch == (1, 2)
+    assert "in batch element (1, 2)" in race.text()
+
+
+def test_a_derivative_under_vmap_names_the_element():
+    def tangent(x):
+        return jax.jvp(RACES_ON_SOME, (x,), (jnp.ones(1),))
+
+    report = cokernel.explore(jax.vmap(tangent), ROWS_OF_ONE, schedules=1)
+    assert {race.batch for race in report.of_kind("Race")} == {(3,)}
+
+    report = cokernel.explore(
+        lambda x: jax.jvp(jax.vmap(RACES_ON_SOME), (x,), (x,)), ROWS_OF_ONE, schedules=1
+    )
+    assert {race.batch for race in report.of_kind("Race")} == {(3,)}
+
+
+def test_a_batch_warns_once_of_what_all_its_elements_do():
+    with cokernel.checked(on_finding="warn"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jax.block_until_ready(jax.vmap(RACES_ON_SOME)(ROWS_OF_ONE + 3))
+    [warning] = caught
+    assert "in batch element 0" in str(warning.message)
+
+
+def test_outside_of_vmap_no_element_is_named():
+    report = cokernel.explore(RACES_ON_SOME, jnp.full(1, 9.0), schedules=1)
+    assert report.batch == ()
+    assert "batch element" not in str(report)
+
+
+def test_for_a_tpu_a_batched_kernel_takes_what_it_takes_without_checked_mode():
+    with cokernel.target("v6e"):
+        mesh = pltpu.TensorCoreMesh(axis_name="core", num_cores=1)
+        out = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+        kernel = cokernel.kernel(pltpu.sync_copy, out, mesh=mesh, name="copies")
+        with cokernel.checked():
+            traced = jax.jit(jax.vmap(kernel)).trace(jnp.ones((3, 8, 128)))
+        text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert re.findall(r"@tpu_custom_call\((%\w+)\)", text), text

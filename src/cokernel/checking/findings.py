@@ -108,6 +108,8 @@ class Finding:
       details: further lines of text, such as what each core waits for.
       memory: the elements, under the schedule that `replay` names: those that `parties` have
         touched and no others. None where elements are not what it is about.
+      batch: under `jax.vmap`, in which element of the batch it was met first; of vmaps within
+        others one number each, the outermost first.
       also: the other cores between which the same was met, as many as there are parties that act.
     """
 
@@ -122,6 +124,7 @@ class Finding:
     details: tuple[str, ...] = ()
     memory: Elements | None = None
     also: tuple[tuple[str, ...], ...] = ()
+    batch: tuple[int, ...] = ()
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -156,7 +159,7 @@ class Finding:
         parties = tuple(
             Party(**{**party, "callers": tuple(party["callers"])}) for party in plain["parties"]
         )
-        tuples = {name: tuple(plain[name]) for name in ("advice", "details")}
+        tuples = {name: tuple(plain[name]) for name in ("advice", "details", "batch")}
         also = tuple(map(tuple, plain["also"]))
         memory = None if plain["memory"] is None else Elements.from_dict(plain["memory"])
         changes = {**tuples, "parties": parties, "also": also, "memory": memory}
@@ -196,6 +199,9 @@ class Finding:
         lines = [f"{self.kind}: {self.sentence}"]
         if self.occurrences > 1:
             lines.append(f"  met {self.occurrences} times{self.others()}")
+        if self.batch:
+            first = ", for the first time" if self.occurrences > 1 else ""
+            lines.append(f"  in batch element {element_of_batch(self.batch)}{first}")
         for party in self.told_parties:
             if party.program:
                 lines.append(f"  {party.who} {party.action}".rstrip())
@@ -215,6 +221,11 @@ class Finding:
         if self.replay is not None:
             lines.append(f'  Replay: cokernel.Checked(replay="{self.replay}")')
         return "\n".join(lines)
+
+
+def element_of_batch(numbers: Sequence[int]) -> str:
+    """As in "3", or "(3, 0)" where a vmap is within another."""
+    return str(numbers[0]) if len(numbers) == 1 else f"({', '.join(map(str, numbers))})"
 
 
 def _where(party: Party) -> str:

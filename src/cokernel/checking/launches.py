@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,6 +169,8 @@ def finish_launch(
     report = report_of_record(
         record, places, not_checked=not_checked, chip=chip, notes=notes, off=options.switched_off
     )
+    if record.get("batch"):
+        report = _of_element(report, tuple(record["batch"]))
     is_heard = _reports.add(report, {**record, "options": options})
     if not record["schedule"].get("fits", True):
         return misfit(report.kernel)
@@ -177,6 +180,25 @@ def finish_launch(
             return _warn(report, places)
         return ""
     return str(report)
+
+
+def _of_element(report: Report, element: tuple[int, ...]) -> Report:
+    """The report of a launch that was made for one element of a batch."""
+    findings = tuple(dataclasses.replace(one, batch=element) for one in report.findings)
+    return dataclasses.replace(report, findings=findings, batch=(element,))
+
+
+# Of each kernel under vmap the last warning, without its element, and the element.
+_told_of_batches: dict[str, tuple[Report, tuple[int, ...]]] = {}
+
+
+def _told_already(report: Report) -> bool:
+    """Whether an earlier element of the batch has given the same warning."""
+    [element] = report.batch
+    plain = _of_element(report, ())
+    known, before = _told_of_batches.get(report.kernel, (None, ()))
+    _told_of_batches[report.kernel] = plain, element
+    return known == plain and before < element
 
 
 def _warn(report: Report, places: Places) -> str:
@@ -191,6 +213,8 @@ def _warn(report: Report, places: Places) -> str:
     if places.made_at is not None:
         lines.append((places.made_at["file"], places.made_at["line"]))
     file, line = lines[0] if lines else (f"<kernel {report.kernel}>", 1)
+    if report.batch and _told_already(report):
+        return ""
     try:
         # The runtime calls this, so that no frame of the user is on the stack.
         warnings.warn_explicit(str(report), CheckWarning, file, line, registry=_warned)

@@ -13,6 +13,7 @@ from cokernel.checking.findings import (
     TOLD_IN_DETAILS,
     Finding,
     effect,
+    element_of_batch,
     finding_of,
     replay_text,
 )
@@ -57,6 +58,8 @@ class Report:
         asked to visit; None where any number was, or where schedules were drawn.
       counts: how many "accesses", "signals", "waits", arrivals at "barriers" and "dmas" were looked
         at, by how many "cores".
+      batch: under `jax.vmap`, the elements of the batch that were looked at; of vmaps within others
+        one number each, the outermost first.
       off: the checks that the options have switched off, by the names of their fields.
     """
 
@@ -71,6 +74,7 @@ class Report:
     preemptions: int | None = None
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     off: tuple[str, ...] = ()
+    batch: tuple[tuple[int, ...], ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -95,8 +99,13 @@ class Report:
         ]
         runs = f"{self.schedules} schedule" + ("s" if self.schedules > 1 else "")
         extent = self._all if self.exhaustive else "out of more there may be"
+        where = ""
+        if len(self.batch) == 1:
+            where = f", in batch element {element_of_batch(self.batch[0])}"
+        elif self.batch:
+            where = f", in {len(self.batch)} batch elements"
         sentences = [
-            f"Looked at {', '.join(counted[:-1])} and {counted[-1]}, under {runs}, {extent}."
+            f"Looked at {', '.join(counted[:-1])} and {counted[-1]}{where}, under {runs}, {extent}."
         ]
         if self.off:
             sentences.append(f"Switched off by the options: {', '.join(self.off)}.")
@@ -331,4 +340,5 @@ def combined(reports: Sequence[Report]) -> Report:
         behaviours=max(report.behaviours for report in reports),
         counts=counts,
         off=tuple(dict.fromkeys(name for report in reports for name in report.off)),
+        batch=tuple(dict.fromkeys(element for report in reports for element in report.batch)),
     )

@@ -160,7 +160,7 @@ def _cache_name(
         name: params[name]
         for name in ("name", "jaxprs", "meshes", "external_meshes", "input_output_aliases")
     }
-    made_at = None if checked is None else _made_at(params)
+    made_at = None if checked is None else (_made_at(params), params.get("batch", ()))
     counts = len(ctx.avals_in), len(params["out_avals"])
     surroundings = dict(outer), meshes.current_target(), codegen.host(), _runtime.abi_offsets()
     try:
@@ -204,6 +204,8 @@ def _compile(
     spec["time_limit_s"] = options.time_limit_s or 0.0
     module = {"ir": compiled.ir, "spec": spec, "sites": compiled.sites, "memory": compiled.memory}
     if checked is not None:
+        # The outermost vmap first.
+        spec["checked"] = {**spec["checked"], "batch": params.get("batch", ())[::-1]}
         module["checked"] = dataclasses.asdict(checked)
         module["unchecked"] = compiled.unchecked
         module["chip"] = _beyond_the_chip(ctx, params, kernel, checked)

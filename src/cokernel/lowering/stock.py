@@ -5,7 +5,7 @@ from typing import Any
 from cokernel import _jax
 
 # What JAX's primitive has no parameter for.
-OWN_PARAMETERS = ("target", "derivative_of", "scratch_transforms", "made_at")
+OWN_PARAMETERS = ("target", "derivative_of", "scratch_transforms", "made_at", "batch")
 
 
 def lower(ctx: Any, *operands: Any, **params: Any) -> Any:

@@ -10,11 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from cokernel import _jax
+from cokernel.checking.options import from_interpret
+from cokernel.meshes import is_gpu_mesh
 from cokernel.primitive import check_shardings, mpmd_map_p
 from cokernel.rules.discharge import written_inputs
+from cokernel.signature import default_memory_space
 
 
 def batch(
@@ -44,7 +48,7 @@ def batch(
         outs = [lax.empty((0, *aval.shape), aval.dtype) for aval in params["out_avals"]]
     elif axis_data.size == 1:
         # One launch and, as reshapes are free, nothing else.
-        outs = [jnp.expand_dims(out, 0) for out in _launch_element(0, args, dims, params)]
+        outs = [jnp.expand_dims(out, 0) for out in _launch_element(0, 1, args, dims, params)]
     elif _jax.trace_state_clean():
         # Outside of jit, a loop would be traced and compiled each time.
         with _jax.config.disable_jit(False):
@@ -56,7 +60,7 @@ def batch(
 
 def _launch_all(size: int, dims: Sequence[Any], params: Any, *args: Any) -> Sequence[Any]:
     def launch(_: None, index: Any) -> tuple[None, Sequence[Any]]:
-        return None, _launch_element(index, args, dims, params)
+        return None, _launch_element(index, size, args, dims, params)
 
     _, outs = lax.scan(launch, None, jnp.arange(size))
     return outs
@@ -94,16 +98,51 @@ def _batch_tangents(
     )
 
 
-def _launch_element(index: Any, args: Sequence[Any], dims: Sequence[Any], params: Any) -> list[Any]:
+def _launch_element(
+    index: Any, size: int, args: Sequence[Any], dims: Sequence[Any], params: Any
+) -> list[Any]:
     """Runs the kernel on element `index` of the batch and writes its batched Refs back."""
     elements = [_element(arg, dim, index) for arg, dim in zip(args, dims, strict=True)]
-    outs = mpmd_map_p.bind(*elements, **params)
+    if size > 1 and _tells_elements(params):
+        number = jnp.asarray(index, np.int32)
+        outs = mpmd_map_p.bind(*elements, number, **_with_number(params, len(elements)))
+    else:
+        outs = mpmd_map_p.bind(*elements, **params)
     in_avals = [jax.typeof(element) for element in elements]
     for position in written_inputs(in_avals, params["jaxprs"]):
         # What is written is batched, as was checked before.
         where = (*(slice(None),) * dims[position], index)
         args[position][where] = jax.freeze(elements[position])
     return list(outs)
+
+
+def _tells_elements(params: Any) -> bool:
+    """Whether the kernel runs in checked mode, whose reports say which element they are about."""
+    if any(map(is_gpu_mesh, params["meshes"])):
+        return False
+    return from_interpret(params["interpret"]) is not None
+
+
+def _with_number(params: Any, position: int) -> dict[str, Any]:
+    """The parameters of a kernel that takes the number of the element as a further, last input."""
+    space = default_memory_space((*params["meshes"], *params["external_meshes"]))
+    aval = _jax.AbstractRef(_jax.ShapedArray((), np.dtype(np.int32)), memory_space=space)
+    return {
+        **params,
+        "jaxprs": tuple(_with_input(jaxpr, aval, position) for jaxpr in params["jaxprs"]),
+        "batch": (*params.get("batch", ()), position),
+    }
+
+
+def _with_input(jaxpr: Any, aval: Any, position: int) -> Any:
+    """A program with an input in front of its outputs that it does not use."""
+    names = jaxpr.debug_info.arg_names
+    if names is not None:
+        names = (*names[:position], "batch_element", *names[position:])
+    return jaxpr.replace(
+        invars=[*jaxpr.invars[:position], _jax.Var(aval), *jaxpr.invars[position:]],
+        debug_info=jaxpr.debug_info._replace(arg_names=names),
+    )
 
 
 def _element(arg: Any, dim: int | None, index: Any) -> Any:

@@ -87,6 +87,11 @@ std::string run_checked(Executable& executable, Launch& launch, const Buffer* bu
   const CheckedOptions& options = *executable.spec.checked;
   Schedule schedule = next_schedule(options, executable.checked_launches);
   CheckedRecord sum(options.max_findings);
+  for (const int32_t buffer : options.batch) {
+    int32_t element = -1;
+    if (buffer < count) std::memcpy(&element, buffers[buffer].data, sizeof(element));
+    sum.batch.push_back(element);
+  }
   std::set<uint64_t> behaviours;
   std::optional<Saved> saved;
   if (options.schedules > 1) saved.emplace(executable, buffers, count);

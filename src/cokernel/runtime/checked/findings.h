@@ -184,6 +184,7 @@ struct CheckedRecord {
   explicit CheckedRecord(int64_t max_findings) : findings(max_findings) {}
 
   Findings findings;
+  std::vector<int32_t> batch;  // Which elements of batches the launch is for.
   Schedule schedule;
   int64_t decisions = 0;
   std::vector<int32_t> choices;  // If the schedule asks for it, as what follows.

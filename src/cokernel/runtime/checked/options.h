@@ -40,6 +40,8 @@ struct CheckedOptions {
   Schedule schedule;
   // Plain result buffers, and the bytes of their elements.
   std::vector<std::pair<int32_t, int64_t>> outputs;
+  // Buffers of one int32 each that say which elements of batches the launch is for.
+  std::vector<int32_t> batch;
 };
 
 // Overrides the schedule of every checked launch of the process. Returns the one before.

@@ -202,6 +202,7 @@ std::shared_ptr<const CheckedOptions> options_from(nb::handle object) {
       options->outputs.emplace_back(nb::cast<int32_t>(pair[0]), nb::cast<int64_t>(pair[1]));
     }
   }
+  options->batch = fields.get<std::vector<int32_t>>("batch", {});
   fields.finish();
   return options;
 }
@@ -226,6 +227,7 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
   }
   result["findings"] = findings;
   result["dropped"] = record.findings.dropped();
+  result["batch"] = nb::cast(record.batch);
   result["is_complete"] = record.is_complete;
   nb::dict schedule = describe_schedule(record.schedule);
   schedule["decisions"] = record.decisions;
