@@ -398,6 +398,7 @@ def test_what_a_store_takes_out_of_a_block_is_what_the_core_has_put_there(placed
 
     def body(x_ref, out_ref, old_ref, block_ref):
         block_ref[...] = jnp.zeros_like(block_ref)
+        pltpu.sync_copy(block_ref, out_ref.at[pl.ds(0, BLOCK)])
 
         @pl.loop(0, ROWS // BLOCK)
         def _block(i):
