@@ -10,7 +10,7 @@ from llvmlite import ir
 
 from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import i1
+from cokernel.compiler.dtypes import i1, i32
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops.apply import apply, convert
 from cokernel.compiler.ops.combine import Combiner, Fold, working_dtype
@@ -101,7 +101,9 @@ def prefix_scan(
         if reverse:
             flip = _reversed_lanes(operand.shape, axis)
             register = shuffle(context.function, register, flip)
-        register = _scan_register(context.function, combine, register, operand.shape, axis)
+        register = _scan_register(
+            context.function, combine, identity, register, operand.shape, axis
+        )
         if reverse:
             register = shuffle(context.function, register, flip)
         return make_packed(operand.shape, operand.dtype, register)
@@ -125,25 +127,38 @@ def _reversed_lanes(shape: Sequence[int], axis: int) -> list[int]:
 def _scan_register(
     function: FunctionBuilder,
     combine: Combine,
+    identity: ir.Value,
     register: ir.Value,
     shape: Sequence[int],
     axis: int,
 ) -> ir.Value:
-    """Folds each lane with the one 1, 2, 4, ... places before it, if there is one."""
+    """Folds each lane with the one 1, 2, 4, ... places before it, or with the identity if there is
+    none.
+    """
     lanes = np.arange(math.prod(shape)).reshape(shape)
     builder = ElementBuilder(function, lanes.size)
     stride = math.prod(shape[axis + 1 :])
     positions = (lanes // stride % shape[axis]).ravel()
+    nothing = builder.splat(identity)
     distance = 1
     while distance < shape[axis]:
-        # All lanes turn round and those at the front are ignored: processors do that in one
-        # instruction, but not the filling of those lanes with an identity.
-        turned = shuffle(function, register, np.roll(lanes.ravel(), distance * stride).tolist())
-        has_one = ir.Constant(
-            ir.VectorType(i1, lanes.size), (positions >= distance).astype(int).tolist()
-        )
-        folded = combine(builder, turned, register)
-        register = builder.builder.select(has_one, folded, register)
+        places = np.roll(lanes.ravel(), distance * stride)
+        has_one = positions >= distance
+        if 2 * distance * stride >= lanes.size:
+            # The front half is filled with the identity, which takes no instruction. Were it just
+            # ignored, LLVM would put any register there, such as one that the iteration before
+            # computes last, and each would wait for the one before it.
+            mask = np.where(has_one, places, lanes.size)
+            filled = ir.Constant(ir.VectorType(i32, lanes.size), mask.tolist())
+            turned = function.builder.shuffle_vector(register, nothing, filled)
+            register = combine(builder, turned, register)
+        else:
+            # All lanes turn round and those at the front are ignored: processors do that in one
+            # instruction, but not the filling of some lanes with an identity.
+            turned = shuffle(function, register, places.tolist())
+            is_taken = ir.Constant(ir.VectorType(i1, lanes.size), has_one.astype(int).tolist())
+            folded = combine(builder, turned, register)
+            register = builder.builder.select(is_taken, folded, register)
         distance *= 2
     return register
 
