@@ -447,6 +447,11 @@ def _in_flight(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> s
 
 
 def _too_large(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
+    if "brought" in raw:
+        return (
+            f"{parties[0].who} waits for {raw['wanted']} bytes on {what!r}, but none of the "
+            f"{raw['brought']} copies on it, nor several together, moved as many"
+        )
     count = raw.get("copies", 1)
     moved = (
         "the copy it stands for moved"

@@ -150,6 +150,33 @@ void State::report_left(SemaphoreState& semaphore) {
   }
 }
 
+// A wait that ended within a copy which another wait has taken the rest of.
+void State::report_misfit(SemaphoreState& semaphore) {
+  if (!options_.unwaited_copies || semaphore.count != 0) return;
+  for (const auto& dma : in_flight_) {
+    if (dma->arrival == &semaphore || dma->departure == &semaphore) return;
+  }
+  const Moved* wait = semaphore.matching.misfit();
+  if (wait == nullptr) return;
+  // The smallest copy is the one that most likely was meant.
+  const std::vector<Moved>& brought = semaphore.matching.brought();
+  const Moved& copy = *std::min_element(
+      brought.begin(), brought.end(),
+      [](const Moved& one, const Moved& other) { return one.bytes < other.bytes; });
+  Finding finding;
+  finding.kind = "WaitTooLarge";
+  finding.first = party_of_core(wait->core, wait->site, "wait");
+  finding.second = party_of_core(copy.core, copy.site, "signal");
+  finding.second->is_dma = true;
+  finding.second->dma_site = copy.site;
+  set_semaphore(finding, semaphore);
+  finding.numbers = {{"wanted", wait->bytes},
+                     {"moved", copy.bytes},
+                     {"brought", static_cast<int64_t>(brought.size())}};
+  semaphore.matching.give_up();
+  add(std::move(finding));
+}
+
 void State::release_semaphores(Core* core, int32_t site, char* begin, int64_t bytes,
                                int32_t is_semaphore) {
   const auto* first = reinterpret_cast<Semaphore*>(begin);
@@ -176,7 +203,9 @@ void State::release_semaphores(Core* core, int32_t site, char* begin, int64_t by
     if (!is_inside(semaphore.get())) continue;
     // Others may have signalled already for the next time.
     if (is_semaphore == 2) continue;
-    report_left(semaphores_.at(semaphore->semaphore));
+    SemaphoreState& ended = semaphores_.at(semaphore->semaphore);
+    report_left(ended);
+    report_misfit(ended);
   }
 }
 
@@ -187,7 +216,9 @@ void State::look_at_end() {
         semaphore->place.owner == MemoryOwner::kUnknown) {
       continue;
     }
-    report_left(semaphores_.at(semaphore->semaphore));
+    SemaphoreState& ended = semaphores_.at(semaphore->semaphore);
+    report_left(ended);
+    report_misfit(ended);
   }
   look_at_outputs();
 }

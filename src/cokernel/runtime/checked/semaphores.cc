@@ -4,6 +4,79 @@
 
 namespace cokernel::checked {
 
+namespace {
+
+// To match more than so many copies and waits takes too long.
+constexpr std::size_t kMostMatched = 8;
+
+// Matches waits with copies: one with one, one with several, or several with one.
+class Search {
+ public:
+  Search(const std::vector<Moved>& brought, const std::vector<Moved>& taken)
+      : copies_(sums_of(brought)),
+        waits_(sums_of(taken)),
+        failed_(copies_.size() * waits_.size()) {}
+
+  bool succeeds() { return matches(copies_.size() - 1, waits_.size() - 1); }
+
+ private:
+  // By the set, as bits.
+  static std::vector<int64_t> sums_of(const std::vector<Moved>& all) {
+    std::vector<int64_t> sums(std::size_t{1} << all.size());
+    for (std::size_t set = 1; set < sums.size(); ++set) {
+      const auto last = static_cast<std::size_t>(__builtin_ctzll(set));
+      sums[set] = sums[set & (set - 1)] + all[last].bytes;
+    }
+    return sums;
+  }
+
+  // Whether those that are left can be matched.
+  bool matches(std::size_t copies, std::size_t waits) {
+    if (waits == 0 || copies == 0) return waits == copies;
+    if (failed_[copies * waits_.size() + waits]) return false;
+    const std::size_t wait = waits & (~waits + 1);
+    for (std::size_t set = copies; set != 0; set = (set - 1) & copies) {
+      if (copies_[set] == waits_[wait] && matches(copies & ~set, waits & ~wait)) return true;
+    }
+    for (std::size_t set = waits; set != 0; set = (set - 1) & waits) {
+      if ((set & wait) == 0) continue;
+      for (std::size_t left = copies; left != 0; left &= left - 1) {
+        const std::size_t copy = left & (~left + 1);
+        if (copies_[copy] == waits_[set] && matches(copies & ~copy, waits & ~set)) return true;
+      }
+    }
+    failed_[copies * waits_.size() + waits] = true;
+    return false;
+  }
+
+  const std::vector<int64_t> copies_;
+  const std::vector<int64_t> waits_;
+  std::vector<bool> failed_;
+};
+
+}  // namespace
+
+void Matching::note(std::vector<Moved>& all, const Moved& moved) {
+  if (all.size() < kMostMatched) {
+    all.push_back(moved);
+  } else {
+    is_known_ = false;
+  }
+}
+
+const Moved* Matching::misfit() const {
+  if (!is_known_ || brought_.empty() || taken_.empty()) return nullptr;
+  if (Search(brought_, taken_).succeeds()) return nullptr;
+  // The largest of those that no single copy has brought.
+  const Moved* found = nullptr;
+  for (const Moved& wait : taken_) {
+    const bool fits = std::any_of(brought_.begin(), brought_.end(),
+                                  [&](const Moved& copy) { return copy.bytes == wait.bytes; });
+    if (!fits && (found == nullptr || wait.bytes > found->bytes)) found = &wait;
+  }
+  return found;
+}
+
 void SemaphoreState::add(Signal signal) {
   signal.amount = signal.left;
   signal.serial = next_serial++;
@@ -11,6 +84,9 @@ void SemaphoreState::add(Signal signal) {
   if (signal.is_dma) {
     largest_copy = std::max(largest_copy, signal.left);
     note_copy(signal);
+    matching.bring({signal.left, signal.core, signal.site});
+  } else {
+    matching.give_up();
   }
   if (signal.left > 0) {
     // What makes up for a count below zero is not there to be taken.
@@ -86,6 +162,7 @@ void SemaphoreTable::begin_scope(const Semaphore* first, const Semaphore* last) 
     if (known->semaphore < first || known->semaphore >= last) continue;
     known->copies.clear();
     known->largest_copy = 0;
+    known->matching = Matching();
   }
 }
 
@@ -103,6 +180,7 @@ SemaphoreState& SemaphoreTable::at(Semaphore* semaphore) {
     // Compiled code has cleared it, or it comes from an earlier launch.
     known->signals.clear();
     known->count = count;
+    known->matching.give_up();
     if (count > 0) {
       Signal signal;
       signal.left = signal.amount = count;

@@ -36,6 +36,33 @@ struct CopiesFrom {
   int64_t times = 0;
 };
 
+// Bytes that a copy has brought, or that a wait for copies has taken, by a core at a site.
+struct Moved {
+  int64_t bytes = 0;
+  int32_t core = -1;
+  int32_t site = -1;
+};
+
+// What was brought and taken since the scope of a semaphore began.
+class Matching {
+ public:
+  void bring(const Moved& moved) { note(brought_, moved); }
+  void take(const Moved& moved) { note(taken_, moved); }
+  // Something else has been added or taken, so that nothing can be told.
+  void give_up() { is_known_ = false; }
+  // A wait that can stand neither for a copy, nor for several, nor be one of several that stand for
+  // one; null if there is none, or if it cannot be told. All that was brought has been taken.
+  const Moved* misfit() const;
+  const std::vector<Moved>& brought() const { return brought_; }
+
+ private:
+  void note(std::vector<Moved>& all, const Moved& moved);
+
+  std::vector<Moved> brought_;
+  std::vector<Moved> taken_;
+  bool is_known_ = true;
+};
+
 struct SemaphoreState {
   Semaphore* semaphore = nullptr;
   int64_t count = 0;           // The sum of what is left of the signals, or less than zero.
@@ -49,6 +76,7 @@ struct SemaphoreState {
   uint64_t behaviour = 0;    // A hash of the operations on it, in order.
   int64_t largest_copy = 0;  // The most that one DMA has signalled.
   std::vector<CopiesFrom> copies;
+  Matching matching;
 
   void add(Signal signal);
   // Takes `value` from the oldest signals. What is taken is acquired: a signal as soon as any of it

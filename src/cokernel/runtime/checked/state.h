@@ -256,6 +256,7 @@ class State final : public Conflicts {
   void set_undefined_read(Finding& finding, const UndefinedRead& read, int32_t core,
                           int32_t site) const;
   void report_left(SemaphoreState& semaphore);
+  void report_misfit(SemaphoreState& semaphore);
   void release_semaphores(Core* core, int32_t site, char* begin, int64_t bytes,
                           int32_t is_semaphore);
   void look_at_end();

@@ -102,7 +102,14 @@ void State::complete_wait(Core* core) {
   note_operation(semaphore, number, wait.decrement ? kTaken : kLooked);
   if (wait.decrement) {
     const Signal* begun = semaphore.take(wait.value, known.agent, number, wait.site);
+    if (wait.is_dma) {
+      semaphore.matching.take({wait.value, number, wait.site});
+    } else {
+      semaphore.matching.give_up();
+    }
     if (begun != nullptr && wait.is_dma) {
+      // This tells of it.
+      semaphore.matching.give_up();
       add_wait_too_large(number, wait, *begun, semaphore.largest_copy, 1);
     }
     changed();
