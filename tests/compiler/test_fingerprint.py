@@ -129,7 +129,8 @@ def test_all_primitives_with_a_rule_are_known():
     places = collections.Counter(
         fingerprint._place_of(known)
         for known in RULES
-        if known.name not in ("mpmd_map", "custom_lin")
+        # The compiler itself puts aims into programs, after their fingerprints are taken.
+        if known.name not in ("mpmd_map", "custom_lin", "aim")
     )
     assert set(places.values()) == {1}
 
