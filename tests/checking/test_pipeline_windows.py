@@ -151,3 +151,35 @@ def test_a_copy_to_a_window_that_nobody_waits_for(found):
     assert unwaited.sentence.endswith(" it signals to 'semaphore 1 of window of x_ref'")
     details = "\n".join(unwaited.details)
     assert re.search(r"still be copying when the scope of .*window of x_ref.* ends", details)
+
+
+def accumulating(step):
+    """A pipeline whose output windows hold what the output held, for the body to add to."""
+
+    def body(x_ref, weights_ref, o_ref):
+        run, allocate = pltpu.emit_pipeline_with_allocations(
+            step, grid=(ROWS // BLOCK,), in_specs=(SPEC,), out_specs=(SPEC,)
+        )
+        window, _ = allocate(x_ref, o_ref)
+        total = pltpu.BufferedRef.input_output(SPEC, OUT.dtype, grid_rank=1)
+        pltpu.sync_copy(weights_ref, o_ref)
+        pl.run_scoped(lambda mine: run(x_ref, o_ref, allocations=mine), (window, total))
+
+    return body
+
+
+def test_an_index_beyond_a_window_that_is_input_and_output(found):
+    def step(x, o):
+        first = (x[0, 0] * 4).astype(jnp.int32)
+        o[...] = x[...] + o[pl.ds(first, BLOCK)]
+
+    [finding] = found(accumulating(step))
+    assert finding.kind == "OutOfBounds"
+    assert finding.sentence.startswith("read of 'window of o_ref' by ")
+
+
+def test_a_window_that_is_input_and_output_and_used_rightly_is_clean(found):
+    def step(x, o):
+        o[...] = x[...] + o[...]
+
+    assert not found(accumulating(step))
