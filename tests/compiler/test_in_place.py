@@ -132,6 +132,40 @@ def test_a_block_that_is_revisited_holds_what_was_written_last(placed):
     assert placed == [1]
 
 
+@pytest.mark.parametrize("rows", [64, 4096])
+def test_a_tile_that_is_revisited_stays_inside_of_the_memory_of_its_core(placed, rows):
+    """The tile is written more often than copied, and a row of the output is long."""
+    count = 16
+    x = numbers(2 * rows, 32)
+
+    def step(x_block, out_block):
+        out_block[...] = x_block[...] + 1
+
+    def body(x_ref, out_ref, kept_ref):
+        def scope(first, last):
+            first[...] = x_ref[:BLOCK]
+            last[...] = x_ref[BLOCK : 2 * BLOCK]
+            pltpu.emit_pipeline(
+                step,
+                grid=(count, 2),
+                in_specs=[pl.BlockSpec((rows, 32), lambda i, j: (j, 0))],
+                out_specs=[pl.BlockSpec((rows, 32), lambda i, j: (0, i))],
+            )(x_ref, out_ref)
+            kept_ref[...] = first[...] + last[...]
+
+        pl.run_scoped(scope, *[pltpu.VMEM((BLOCK, 32), jnp.float32)] * 2)
+
+    out = [
+        jax.ShapeDtypeStruct((rows, 32 * count), jnp.float32),
+        jax.ShapeDtypeStruct((BLOCK, 32), jnp.float32),
+    ]
+    got, kept = launch(body, x, out=out)
+    np.testing.assert_array_equal(got, np.concatenate([x[rows:] + 1] * count, 1))
+    np.testing.assert_array_equal(kept, x[:BLOCK] + x[BLOCK : 2 * BLOCK])
+    # With many rows, a tile with room between its rows takes more memory than it is worth.
+    assert placed == [1 if rows == 64 else 0]
+
+
 def test_a_block_to_which_the_grid_returns_holds_what_was_written_last(placed):
     x = numbers(ROWS, COLUMNS)
     spec = pl.BlockSpec((BLOCK, COLUMNS), lambda i: (i % 2, 0))
@@ -373,6 +407,31 @@ def test_a_loop_that_leaves_something_out_writes_to_its_own_memory(placed, first
     is_written = (place >= first) & (place < last) & ((place - first) % stride < LANES)
     np.testing.assert_array_equal(subcores(body, x), np.where(is_written, x + 1, 0))
     assert placed == [0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int32])
+def test_a_counter_that_begins_again_does_not_write_everything(placed, dtype):
+    x = numbers(512, 16)
+    is_narrow = dtype == jnp.uint8
+
+    def body(x_ref, zeros_ref, out_ref, block_ref):
+        block_ref[...] = jnp.ones_like(block_ref)
+        pltpu.sync_copy(block_ref, out_ref)
+        pltpu.sync_copy(zeros_ref, out_ref)
+
+        def row(counter, _):
+            block_ref[pl.ds(counter, 1)] = x_ref[pl.ds(counter.astype(jnp.int32), 1)]
+            return counter + 1, None
+
+        lax.scan(row, dtype(0), None, length=512)
+        pltpu.sync_copy(block_ref, out_ref)
+
+    out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
+    memory = [pltpu.VMEM(x.shape, jnp.float32)]
+    got = launch(body, x, np.zeros_like(x), out=out, scratch=memory)
+    np.testing.assert_array_equal(got[:256], x[:256])
+    np.testing.assert_array_equal(got[256:], 1 if is_narrow else x[256:])
+    assert placed == [0 if is_narrow else 1]
 
 
 def test_what_is_read_again_is_copied(placed):

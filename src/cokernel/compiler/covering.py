@@ -37,7 +37,7 @@ def _scan_covers(eqn: Any, place: int) -> bool:
         expressions.number(variable)
         for variable, start, after in zip(carry, initial, body.outvars[: len(carry)], strict=True)
         if _is_zero(start)
-        and getattr(variable.aval, "shape", None) == ()
+        and _counts_to(variable, body.invars[place].aval.shape[0])
         and expressions.is_sum(after, variable, 1)
     }
     length = eqn.params["length"]
@@ -55,8 +55,10 @@ def _parallel_loop_covers(eqn: Any, place: int) -> bool:
     if not first <= place < first + len(constants):
         return False
     expressions = expressions_of(body)
-    index = expressions.number(body.invars[len(constants)])
-    ref = body.invars[place - first]
+    counter, ref = body.invars[len(constants)], body.invars[place - first]
+    if not _counts_to(counter, ref.aval.shape[0]):
+        return False
+    index = expressions.number(counter)
     return _stores_cover(body, ref, expressions, {index}, stop // stride, stride)
 
 
@@ -109,6 +111,15 @@ def _is_store(eqn: Any, ref: Any, unused: set[Any]) -> bool:
 
 def _variables(eqn: Any) -> set[Any]:
     return {atom for atom in eqn.invars if isinstance(atom, _jax.Var)}
+
+
+def _counts_to(variable: Any, extent: int) -> bool:
+    """Whether a variable is a scalar that holds every integer up to this one; a narrow one would
+    begin again."""
+    aval = variable.aval
+    if getattr(aval, "shape", None) != () or not np.issubdtype(aval.dtype, np.integer):
+        return False
+    return bool(np.iinfo(aval.dtype).max >= extent)
 
 
 def _is_zero(atom: Any) -> bool:

@@ -15,7 +15,8 @@ and the copy is left out. Nobody can tell the difference, because between the tw
   write the same values in any order.
 
 An `aim` in front of the writing tells where the block will be copied to, or, where a `cond` around
-the copy does not copy, that the Ref's own memory takes it, as nobody will see it.
+the copy does not copy, that memory of the core's takes it, as nobody will see it. The block lies
+there with the strides of the operand, for which the Ref's own memory may not suffice.
 """
 
 import dataclasses
@@ -59,6 +60,8 @@ aim_p.multiple_results = True
 
 # Fewer bytes are copied faster than found.
 LEAST_BYTES = 4096
+# The most memory that a core may need for one block that lies there as it would in an operand.
+MOST_SPARE_BYTES = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Placement:
     strides: tuple[int, ...]
     # Whether the Ref has slots, a dimension in front of the block's.
     has_slots: bool
+    # The bytes from the beginning of a block to its end, if some are written that are not copied.
+    spare_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,13 +140,23 @@ class _Search:
         """The Refs that can be placed."""
         found: dict[Any, Placement] = {}
         refused = set(self.refused)
+        spare: dict[Any, int] = {}
         for pairs in self.pairs.values():
             for pair in pairs:
                 if pair.operand in self.touched:
                     refused.add(pair.ref)
                 if found.setdefault(pair.ref, pair.placement) != pair.placement:
                     refused.add(pair.ref)
-        return {ref: placement for ref, placement in found.items() if ref not in refused}
+                if pair.copy.branch is not None:
+                    # A block that is not copied is written to memory of the core's, with the same
+                    # strides.
+                    spare[pair.ref] = pair.block.extent_bytes()
+        refused |= {ref for ref, size in spare.items() if size > MOST_SPARE_BYTES}
+        return {
+            ref: dataclasses.replace(placement, spare_bytes=spare.get(ref, 0))
+            for ref, placement in found.items()
+            if ref not in refused
+        }
 
     def visit(self, jaxpr: Any, names: dict[Any, Any], around: tuple[Any, ...] = ()) -> None:
         """`names` tells which Ref of the program each Ref variable of the jaxpr is; `around` are

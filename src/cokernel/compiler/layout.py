@@ -292,7 +292,11 @@ class MemoryLayout:
         placement = context.program.placed.get(variable)
         if placement is None:
             return ref
-        owner = self.arenas[context.program.index].allocate(POINTER_BYTES)
+        arena = self.arenas[context.program.index]
+        if placement.spare_bytes > ref.nbytes:
+            spare = arena.allocate(placement.spare_bytes)
+            ref = dataclasses.replace(ref, offset=spare.offset, owner=spare)
+        owner = arena.allocate(POINTER_BYTES)
         placed = dataclasses.replace(
             ref,
             offset=owner.offset,

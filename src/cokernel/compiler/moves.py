@@ -27,6 +27,12 @@ class Block:
     # Where each slice starts, and its size.
     slices: tuple[tuple[Any, int], ...]
 
+    def extent_bytes(self) -> int:
+        """The bytes from the first element to behind the last."""
+        steps = zip(self.shape, self.strides, strict=True)
+        last = sum((extent - 1) * stride for extent, stride in steps)
+        return last + dtypes.itemsize(self.ref.aval.dtype)
+
     def is_inside(self, expressions: "Expressions") -> bool:
         """Whether the block lies inside of the Ref if it begins there. Its slices divide the
         extents, so it does where each starts at a multiple of its size."""
