@@ -321,7 +321,6 @@ def test_exactly_what_depends_on_undefined_elements_is_undefined(name):
 # Each of these takes nothing but Refs, or gives nothing: there is no mask to carry.
 WITHOUT_A_RULE = {
     "add_dependency": "orders what touches a Ref",
-    "aim": "says of a Ref where its block will be copied to, and has no result",
     "barrier": "takes no values",
     "dce_sink": "has no result, and does nothing",
     "get_barrier_semaphore": "takes no values",

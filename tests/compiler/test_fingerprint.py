@@ -129,8 +129,7 @@ def test_all_primitives_with_a_rule_are_known():
     places = collections.Counter(
         fingerprint._place_of(known)
         for known in RULES
-        # The compiler itself puts aims into programs, after their fingerprints are taken.
-        if known.name not in ("mpmd_map", "custom_lin", "aim")
+        if known.name not in ("mpmd_map", "custom_lin")
     )
     assert set(places.values()) == {1}
 

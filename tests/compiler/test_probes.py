@@ -332,7 +332,7 @@ def test_the_description_of_memory_has_every_ref():
     assert by_name["mine"]["line"] is None
 
 
-def test_only_fresh_outputs_start_undefined():
+def test_outputs_that_overwrite_operands_are_looked_at_as_well():
     def body(x_ref, o_ref, p_ref):
         p_ref[...] = o_ref[...] = x_ref[...]
 
@@ -343,7 +343,7 @@ def test_only_fresh_outputs_start_undefined():
         input_output_aliases={0: 1},
     )
     compiled = compile_kernel(kernel, X, checked=Checked())
-    assert compiled.spec["checked"]["outputs"] == [[1, 4]]
+    assert compiled.spec["checked"]["outputs"] == [[1, 4], [2, 4]]
 
 
 def wait_for_a_flag(x_ref, o_ref):

@@ -300,7 +300,7 @@ class Kernel:
         }
 
     def _checked_spec(self, checked: Checked) -> dict[str, Any]:
-        return {**checked.for_runtime(), "outputs": self.layout.fresh_outputs()}
+        return {**checked.for_runtime(), "outputs": self.layout.outputs()}
 
     # What rules ask.
 

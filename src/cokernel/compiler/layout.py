@@ -416,15 +416,15 @@ class MemoryLayout:
             **({"refs": self._describe_refs()} if with_refs else {}),
         }
 
-    def fresh_outputs(self) -> list[list[int]]:
-        """The results that hold anything at the start of a launch: the number of each one's buffer,
-        and the bytes of an element.
+    def outputs(self) -> list[list[int]]:
+        """What a launch leaves to others: the number of each result's buffer, and the bytes of an
+        element. A result that overwrites an operand holds what that held.
         """
         results = self.refs[0][self.operand_count : self.operand_count + self.result_count]
         return [
             [ref.offset, ref.itemsize]
             for ref in results
-            if ref.place is Place.OPERAND and ref.overwrites is None
+            if ref.place is Place.OPERAND
         ]
 
     def _describe_refs(self) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.context import Context
 from cokernel.compiler.liveness import OVERWRITING, Ownership
-from cokernel.compiler.ops.registry import CHECKED_RULES, find_rule
+from cokernel.compiler.ops.registry import ADDED_RULES, find_rule
 from cokernel.compiler.polling import polling_reads
 from cokernel.compiler.refs import AnyRef, root_of
 from cokernel.compiler.values import Expression, Value, array_constant
@@ -195,7 +195,7 @@ def _note_unseen_accesses(context: Context, eqn: Any, operands: Sequence[Any]) -
     if checked is None or not (checked.races or checked.uninitialised):
         # Nobody asked for accesses to be looked at, which the report says.
         return
-    is_silent = eqn.primitive in _WITHOUT_ACCESS or eqn.primitive in CHECKED_RULES
+    is_silent = eqn.primitive in _WITHOUT_ACCESS or eqn.primitive in ADDED_RULES
     if is_silent or any(True for _ in inner_jaxprs(eqn)):
         return
     if any(isinstance(item, AnyRef) and not _is_semaphore(item) for item in operands):

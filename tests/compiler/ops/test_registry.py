@@ -12,9 +12,9 @@ def test_families_looked_through_first_are_modules_of_the_package():
     load_rules()  # Fails for a name without a module.
 
 
-@pytest.mark.parametrize("is_checked", [False, True])
-def test_a_rule_is_found_before_its_family_was_imported(is_checked, monkeypatch):
-    name = "CHECKED_RULES" if is_checked else "RULES"
+@pytest.mark.parametrize("is_added", [False, True])
+def test_a_rule_is_found_before_its_family_was_imported(is_added, monkeypatch):
+    name = "ADDED_RULES" if is_added else "RULES"
     found, primitive = object(), object()
 
     def load(family):

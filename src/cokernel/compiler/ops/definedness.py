@@ -19,7 +19,7 @@ from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops import masked, sparsecore_memory
 from cokernel.compiler.ops.control import outlined
-from cokernel.compiler.ops.registry import checked_rule
+from cokernel.compiler.ops.registry import added_rule
 from cokernel.compiler.pieces import piece
 from cokernel.compiler.probes import Access, Answer, access_site, merged, table
 from cokernel.compiler.refs import View
@@ -40,7 +40,7 @@ def _view(context: Context, ref: Any, transforms: Sequence[Any], operation: str)
     return resolve(context, ref, transforms, operation, access=Access.NONE, hangs=True)
 
 
-@checked_rule(undefined_p)
+@added_rule(undefined_p)
 def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
     selection = jax.tree.unflatten(eqn.params["tree"], operands)
     shape = tuple(eqn.outvars[0].aval.shape)
@@ -65,7 +65,7 @@ def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
     return _settled(context, target)
 
 
-@checked_rule(mark_undefined_p)
+@added_rule(mark_undefined_p)
 def _mark_undefined(context: Context, eqn: Any, *operands: Any) -> None:
     selection, mask = jax.tree.unflatten(eqn.params["tree"], operands)
     operation, reads = eqn.params["operation"], eqn.params["reads"]
@@ -83,7 +83,7 @@ def _mark_undefined(context: Context, eqn: Any, *operands: Any) -> None:
     return _for_selected(context, eqn.params["form"], selection, operation, [held], mark)
 
 
-@checked_rule(report_undefined_p)
+@added_rule(report_undefined_p)
 def _report_undefined(context: Context, eqn: Any, *masks: Value) -> None:
     function, builder = context.function, context.builder
     bad: ir.Value = ir.Constant(i1, 0)

@@ -14,7 +14,7 @@ from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import Index
 from cokernel.compiler.in_place import aim_p
 from cokernel.compiler.ops import checked_dma, copies
-from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.registry import added_rule, rule
 from cokernel.compiler.ops.sync import SemaphoreAt, semaphore_at, signal, wait, written_name
 from cokernel.compiler.ops.targets import find_target, require
 from cokernel.compiler.pieces import spread
@@ -221,7 +221,7 @@ def _lend(context: Context, origin: Selected, to: Selected, operation: str) -> N
     context.builder.store(block.address, slot_address(context, to[0], slot, operation))
 
 
-@rule(aim_p)
+@added_rule(aim_p)
 def _aim(context: Context, eqn: Any, *operands: Any) -> None:
     """Notes where a Ref that is computed in place lies from now on."""
     placed, target = eqn.params["tree"].unflatten(operands)

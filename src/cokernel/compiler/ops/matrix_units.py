@@ -37,7 +37,7 @@ from cokernel.compiler.ops.definedness import (
     mark_buffer,
     mask_of_buffer,
 )
-from cokernel.compiler.ops.registry import checked_rule, rule
+from cokernel.compiler.ops.registry import added_rule, rule
 from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.ops.targets import require
 from cokernel.compiler.ops.traced import lower_traced
@@ -144,19 +144,19 @@ def _accumulator(operands: Sequence[Any], eqn: Any) -> Sequence[Any]:
     return jax.tree.unflatten(eqn.params["acc_transforms_tree"], operands)
 
 
-@checked_rule(mark_staged_p)
+@added_rule(mark_staged_p)
 def _mark_staged(context: Context, eqn: Any, mask: Value) -> None:
     unit = _unit(context, eqn.params["number"])
     staged = _inside(context, unit.staged[eqn.params["register"]])
     mark_buffer(context, staged, mask, eqn.params["reads"])
 
 
-@checked_rule(load_staged_p)
+@added_rule(load_staged_p)
 def _load_staged(context: Context, eqn: Any) -> None:
     _loaded(context, eqn.params["number"], eqn.params["register"])
 
 
-@checked_rule(weights_undefined_p)
+@added_rule(weights_undefined_p)
 def _weights_undefined(context: Context, eqn: Any) -> Value:
     number, operation = eqn.params["number"], eqn.params["operation"]
     weights = _unit(context, number).weights
@@ -271,7 +271,7 @@ def _move_rows(
     outlined(context, "result_queue", [queue, block, where], [], build)
 
 
-@checked_rule(mark_queue_p)
+@added_rule(mark_queue_p)
 def _mark_queue(context: Context, eqn: Any, *masks: Value) -> None:
     """Says of the rows pushed last that they are defined, but for what a mask says."""
     number, rows = eqn.params["number"], eqn.params["rows"]
@@ -287,7 +287,7 @@ def _mark_queue(context: Context, eqn: Any, *masks: Value) -> None:
     _each_row(context, number, rows, start, masks[0] if masks else None, visit)
 
 
-@checked_rule(queue_undefined_p)
+@added_rule(queue_undefined_p)
 def _queue_undefined(context: Context, eqn: Any) -> Value:
     """The mask of the rows that are popped next."""
     number, (rows, columns) = eqn.params["number"], eqn.outvars[0].aval.shape

@@ -17,20 +17,20 @@ from cokernel.compiler.views import broadcast, take_view
 Rule = Callable[..., Any]
 
 RULES: dict[Any, Rule] = {}
-# The rules of primitives that no user writes: those that checked mode adds to a program.
-CHECKED_RULES: dict[Any, Rule] = {}
+# The rules of primitives that no user writes: those that the compiler adds to a program.
+ADDED_RULES: dict[Any, Rule] = {}
 
 
 def find_rule(primitive: Any) -> Rule | None:
     """The rule of a primitive, None if it has none. Imports families of rules until one has it."""
-    found = RULES.get(primitive) or CHECKED_RULES.get(primitive)
+    found = RULES.get(primitive) or ADDED_RULES.get(primitive)
     if found is not None:
         return found
     from cokernel.compiler.ops import families, load_family
 
     for name in families():
         load_family(name)
-        found = RULES.get(primitive) or CHECKED_RULES.get(primitive)
+        found = RULES.get(primitive) or ADDED_RULES.get(primitive)
         if found is not None:
             return found
     return None
@@ -58,11 +58,11 @@ def rule(*primitives: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def checked_rule(primitive: Any) -> Callable[[Rule], Rule]:
-    """Registers a function as the rule of a primitive that checked mode adds to programs."""
+def added_rule(primitive: Any) -> Callable[[Rule], Rule]:
+    """Registers a function as the rule of a primitive that the compiler adds to programs."""
 
     def register(function: Rule) -> Rule:
-        CHECKED_RULES[primitive] = function
+        ADDED_RULES[primitive] = function
         return function
 
     return register

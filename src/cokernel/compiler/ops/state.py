@@ -12,7 +12,7 @@ from cokernel.compiler.access import accumulate, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.definedness import unwritten_p
 from cokernel.compiler.ops.control import scoped_until_the_end
-from cokernel.compiler.ops.registry import apply_elementwise, checked_rule, element_rule, rule
+from cokernel.compiler.ops.registry import apply_elementwise, added_rule, element_rule, rule
 from cokernel.compiler.probes import Access, Answer, probe
 from cokernel.compiler.refs import RefValue
 from cokernel.compiler.transforms import resolve
@@ -70,6 +70,6 @@ def _empty(context: Context, eqn: Any) -> Value:
     return views.take_view(context, zero, views.broadcast((), tuple(aval.shape), ()))
 
 
-@checked_rule(unwritten_p)
+@added_rule(unwritten_p)
 def _unwritten(context: Context, eqn: Any) -> RefValue:
     return scoped_until_the_end(context, eqn.outvars[0].aval, "lax.empty")
