@@ -421,11 +421,7 @@ class MemoryLayout:
         element. A result that overwrites an operand holds what that held.
         """
         results = self.refs[0][self.operand_count : self.operand_count + self.result_count]
-        return [
-            [ref.offset, ref.itemsize]
-            for ref in results
-            if ref.place is Place.OPERAND
-        ]
+        return [[ref.offset, ref.itemsize] for ref in results if ref.place is Place.OPERAND]
 
     def _describe_refs(self) -> list[dict[str, Any]]:
         """Where every Ref lies, for reports of checked mode: see `describe_refs`."""
