@@ -17,11 +17,14 @@ _jax.exclude_from_sources(__file__)
 _OWN_TRACER = os.path.join(os.path.dirname(__file__), "tracing.py")
 _TRACERS = frozenset({_OWN_TRACER, _jax.stock_mpmd.__file__})
 
-# Where Python keeps its own files and what is installed.
-_LIBRARIES = tuple(
-    os.path.join(path, "")
-    for name, path in sysconfig.get_paths().items()
-    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+# Where this package lies, where Python keeps its own files, and what is installed.
+_LIBRARIES = (
+    os.path.join(os.path.dirname(__file__), ""),
+    *(
+        os.path.join(path, "")
+        for name, path in sysconfig.get_paths().items()
+        if name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ),
 )
 
 # So many calls between a program and the function that does something are told.

@@ -267,3 +267,14 @@ def test_a_helper_that_is_installed_is_told_with_its_user(tmp_path, monkeypatch)
     allocation = found_in(lambda: kernel(X), "UninitialisedRead").allocation
     assert allocation.file == helper.__file__
     assert [caller["code"] for caller in allocation.callers] == ["kernel = helper.make("]
+
+
+@pytest.mark.parametrize("is_stock", [False, True], ids=["native", "stock"])
+def test_callers_of_what_makes_a_kernel_do_not_go_on_into_cokernel(is_stock):
+    def run(x):
+        return made(is_stock, own_scratch)(x)
+
+    with cokernel.pallas.enabled():
+        allocation = found_in(lambda: run(X), "UninitialisedRead").allocation
+    assert allocation.callers
+    assert {caller["file"] for caller in allocation.callers} == {__file__}
