@@ -514,7 +514,8 @@ WITHOUT_A_LAUNCH = {
         cokernel.kernel(lambda x_ref: None, mesh=cokernel.CoreMesh(core=1), name="looks"),
         "XLA does not run kernel 'looks', since it has no outputs and writes to no Ref",
     ),
-    "no kernel": (lambda x: float(x[0]) + 1, "nothing in it calls one"),
+    "no kernel": (lambda x: x[0] + 1, "nothing in it calls one"),
+    "untraceable": (lambda x: float(x[0]) + 1, "cannot be traced to see why (Concretization"),
     "interpreted": (
         pl.pallas_call(copies, out_shape=jnp.ones(8), interpret=True),
         "pl.pallas_call is run by JAX itself",

@@ -166,7 +166,7 @@ def test_equal_findings_are_counted_and_what_ended_the_launch_comes_first():
         "size": 1,
         "extent": 8,
     }
-    made = report.report_of(record(leftover, race(), race(), failure=failure), PLACES)
+    made = report.report_of_record(record(leftover, race(), race(), failure=failure), PLACES)
     assert [f.kind for f in made.findings] == ["OutOfBounds", "Race", "LeftoverSemaphore"]
     assert made.findings[1].occurrences == 6
     assert "asks for index 9 of dimension 0" in made.findings[0].sentence
@@ -260,7 +260,7 @@ def test_a_report_is_drawn_for_a_terminal():
     from rich.console import Console
 
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(report.report_of(record(race()), PLACES))
+    console.print(report.report_of_record(record(race()), PLACES))
     text = console.export_text()
     assert "Race (met 3 times)" in text
     assert "import json" not in text.splitlines()[0]
@@ -358,7 +358,7 @@ def out_of_bounds(**changes):
     ],
 )
 def test_who_ended_a_launch_is_told_as_data(failure, action):
-    [finding] = report.report_of(record(failure=failure), PLACES).findings
+    [finding] = report.report_of_record(record(failure=failure), PLACES).findings
     [who] = finding.parties
     assert (who.program, who.core, who.action) == ("worker", "core=1", action)
     assert (who.name, who.file, who.line, who.function) == ("acc", __file__, 1, "worker")
@@ -386,7 +386,7 @@ def test_who_waits_in_a_deadlock_is_told_as_data():
         "executable": "kernel",
         "cores": [{**blocked, "coordinates": (core,), "index": core} for core in (0, 1)],
     }
-    [finding] = report.report_of(record(failure=failure), PLACES).findings
+    [finding] = report.report_of_record(record(failure=failure), PLACES).findings
     [who] = finding.parties
     assert (who.program, who.core, who.action) == ("worker", "core=0-1", "waits for")
     assert (who.name, who.line) == ("done", 7)

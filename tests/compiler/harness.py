@@ -5,8 +5,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import cokernel
+from cokernel.compiler import kernel as kernel_module
 
 MESH = cokernel.CoreMesh(core=1)
 
@@ -65,6 +67,30 @@ def expect_close(function: Callable[..., Any], *arrays: Any, ulps: float) -> Non
         )
 
 
+def numbers(*shape: int) -> np.ndarray:
+    """Small integers in float32, whose sums are exact."""
+    return np.random.default_rng(0).integers(-9, 10, shape).astype(np.float32)
+
+
+def counts_of_plans(
+    monkeypatch: pytest.MonkeyPatch, planner: str, count: Callable[[Any], int]
+) -> list[int]:
+    """Collects what `count` says of the plans that a function the kernel calls by the name
+    `planner` makes, one for each program; programs are compiled afresh.
+    """
+    monkeypatch.setenv("COKERNEL_CACHE", "")
+    counts: list[int] = []
+    original = getattr(kernel_module, planner)
+
+    def counting(*arguments: Any) -> Any:
+        plan = original(*arguments)
+        counts.append(count(plan))
+        return plan
+
+    monkeypatch.setattr(kernel_module, planner, counting)
+    return counts
+
+
 def _as_numbers(array: np.ndarray) -> np.ndarray:
     """Values that numpy can compare exactly; the sign beside them tells -0.0 from 0.0."""
     if array.dtype.kind in "fV":
@@ -73,4 +99,12 @@ def _as_numbers(array: np.ndarray) -> np.ndarray:
     return array
 
 
-__all__: Sequence[str] = ["MESH", "expect_close", "expect_same", "kernel_of", "run"]
+__all__: Sequence[str] = [
+    "MESH",
+    "counts_of_plans",
+    "expect_close",
+    "expect_same",
+    "kernel_of",
+    "numbers",
+    "run",
+]

@@ -8,8 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
-from cokernel.compiler import kernel as kernel_module
-from tests.compiler.harness import MESH
+from tests.compiler.harness import MESH, counts_of_plans, numbers
 
 ROWS, COLUMNS, BLOCK = 32, 256, 8
 SPEC = pl.BlockSpec((BLOCK, COLUMNS), lambda i: (i, 0))
@@ -25,21 +24,7 @@ def chip():
 @pytest.fixture
 def borrowed(monkeypatch):
     """Collects how many Refs each program borrows; programs are compiled afresh for it."""
-    monkeypatch.setenv("COKERNEL_CACHE", "")
-    counts = []
-    original = kernel_module.borrowed_blocks
-
-    def count(*arguments):
-        found = original(*arguments)
-        counts.append(len(found))
-        return found
-
-    monkeypatch.setattr(kernel_module, "borrowed_blocks", count)
-    return counts
-
-
-def numbers(*shape):
-    return np.random.default_rng(0).integers(-9, 10, shape).astype(np.float32)
+    return counts_of_plans(monkeypatch, "borrowed_blocks", len)
 
 
 def pipeline(step, *, grid=(ROWS // BLOCK,), inputs=(SPEC,), output=SPEC):

@@ -10,8 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
-from cokernel.compiler import kernel as kernel_module
-from tests.compiler.harness import MESH
+from tests.compiler.harness import MESH, counts_of_plans, numbers
 
 ROWS, COLUMNS, BLOCK = 32, 256, 8
 SPEC = pl.BlockSpec((BLOCK, COLUMNS), lambda i: (i, 0))
@@ -28,21 +27,7 @@ def chip():
 @pytest.fixture
 def placed(monkeypatch):
     """Collects how many Refs each program computes in place; programs are compiled afresh."""
-    monkeypatch.setenv("COKERNEL_CACHE", "")
-    counts = []
-    original = kernel_module.placed_blocks
-
-    def count(*arguments):
-        jaxpr, found = original(*arguments)
-        counts.append(len(found))
-        return jaxpr, found
-
-    monkeypatch.setattr(kernel_module, "placed_blocks", count)
-    return counts
-
-
-def numbers(*shape):
-    return np.random.default_rng(0).integers(-9, 10, shape).astype(np.float32)
+    return counts_of_plans(monkeypatch, "placed_blocks", lambda plan: len(plan[1]))
 
 
 def pipeline(step, *, grid=(ROWS // BLOCK,), inputs=(SPEC,), outputs=(SPEC,), **options):

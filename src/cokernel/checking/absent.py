@@ -15,15 +15,12 @@ def no_launch(function: Callable[[], Any]) -> str:
     """
     try:
         jaxpr = jax.make_jaxpr(function)()
-    except Exception:
+    except Exception as error:
         # A function may do with values what cannot be traced.
-        reasons = [_NOTHING]
+        reasons = [f"it cannot be traced to see why ({type(error).__name__})"]
     else:
-        reasons = list(dict.fromkeys(_reasons(jaxpr))) or [_NOTHING]
+        reasons = list(dict.fromkeys(_reasons(jaxpr))) or ["nothing in it calls one"]
     return f"the function launched no kernel in checked mode: {'; '.join(reasons)}"
-
-
-_NOTHING = "nothing in it calls one"
 
 
 def _reasons(jaxpr: Any) -> Iterator[str]:

@@ -11,8 +11,7 @@ from typing import Any
 from cokernel.checking.findings import Finding
 from cokernel.checking.options import Checked
 from cokernel.checking.places import Places
-from cokernel.checking.report import CheckWarning, Report
-from cokernel.checking.report import report_of as report_of_record
+from cokernel.checking.report import CheckWarning, Report, report_of_record
 
 # `reports` goes back so many launches.
 REPORTS_KEPT = 1000

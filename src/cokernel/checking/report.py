@@ -182,7 +182,7 @@ class Report:
         yield from render(self)
 
 
-def report_of(
+def report_of_record(
     record: Mapping[str, Any],
     places: Places,
     *,

@@ -20,7 +20,7 @@ there with the strides of the operand, for which the Ref's own memory may not su
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -74,6 +74,19 @@ class Placement:
     has_slots: bool
     # The bytes from the beginning of a block to its end, if some are written that are not copied.
     spare_bytes: int = 0
+
+
+class _Body:
+    """A jaxpr, with what is asked of it for each of its copies."""
+
+    def __init__(self, jaxpr: Any):
+        self.eqns = jaxpr.eqns
+        self.expressions = expressions_of(jaxpr)
+        self.unused = unused_results(jaxpr)
+        # By the numbers of equations: copies that are waited for straight away, which suspends
+        # nobody, and stores of products.
+        self.silent = finished_copies(jaxpr)
+        self.products = {product.store for product in stored_products(jaxpr, is_checked=False)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,20 +209,17 @@ class _Search:
                 self.touched |= used
 
     def _pairs(self, jaxpr: Any, names: dict[Any, Any], around: tuple[Any, ...]) -> list[_Pair]:
-        expressions = expressions_of(jaxpr)
-        pairs = []
-        for number, eqn in enumerate(jaxpr.eqns):
-            copy = copy_of(eqn)
-            pair = copy and self._pair(jaxpr, names, expressions, number, copy, around)
-            if pair:
-                pairs.append(pair)
-        return pairs
+        copies = {number: copy for number, eqn in enumerate(jaxpr.eqns) if (copy := copy_of(eqn))}
+        if not copies:
+            return []
+        body = _Body(jaxpr)
+        found = (self._pair(body, names, number, copy, around) for number, copy in copies.items())
+        return [pair for pair in found if pair is not None]
 
     def _pair(
         self,
-        jaxpr: Any,
+        body: _Body,
         names: dict[Any, Any],
-        expressions: Expressions,
         number: int,
         copy: Copy,
         around: tuple[Any, ...],
@@ -224,6 +234,7 @@ class _Search:
         operand = root(copy.outer(block.ref), names)
         if operand not in self.operands:
             return None
+        expressions = body.expressions
         for inside, outside in copy.outside.items():
             if not isinstance(inside.aval, _jax.AbstractRef):
                 expressions.equate(inside, outside)
@@ -236,55 +247,48 @@ class _Search:
         found = slot_of(source)
         if found is None or block.shape != found.shape(variable.aval):
             return None
-        written = self._writer(jaxpr, names, ref, number)
+        written = self._writer(body, names, ref, number)
         if written is None:
             return None
-        silent = finished_copies(jaxpr)
         between = range(written, number)
-        if any(_acquires(jaxpr.eqns[other]) for other in between if other not in silent):
+        if any(_acquires(body.eqns[other]) for other in between if other not in body.silent):
             return None
-        if any(operand in _refs(jaxpr.eqns[other], names) for other in between):
+        if any(operand in _refs(body.eqns[other], names) for other in between):
             return None
-        if not self._writes(jaxpr, written, ref, names, found, expressions):
+        if not self._writes(body, written, ref, names, found):
             return None
-        moved = _computed_between(jaxpr, written, number, copy.eqn.invars)
+        moved = _computed_between(body.eqns, written, number, copy.eqn.invars)
         if moved is None:
             return None
         placement = Placement(block.strides, found.slot is not None)
         return _Pair(ref, operand, written, number, copy, block, placement, moved)
 
-    def _writer(self, jaxpr: Any, names: dict[Any, Any], ref: Any, copied: int) -> int | None:
+    def _writer(self, body: _Body, names: dict[Any, Any], ref: Any, copied: int) -> int | None:
         """The last equation in front of a copy that does something with the Ref."""
         for number in reversed(range(copied)):
-            eqn = jaxpr.eqns[number]
+            eqn = body.eqns[number]
             is_wait = eqn.primitive is _jax.tpu_primitives.dma_wait_p
             if not is_wait and ref in _refs(eqn, names):
                 return number
         return None
 
     def _writes(
-        self,
-        jaxpr: Any,
-        number: int,
-        ref: Any,
-        names: dict[Any, Any],
-        slot: Slot,
-        expressions: Expressions,
+        self, body: _Body, number: int, ref: Any, names: dict[Any, Any], slot: Slot
     ) -> bool:
         """Whether an equation writes the whole slot, does not read it, and does nothing else with
         the Ref."""
-        eqn = jaxpr.eqns[number]
+        eqn, expressions = body.eqns[number], body.expressions
         places = [place for place, atom in enumerate(eqn.invars) if root(atom, names) is ref]
         if len(places) != 1:
             return False
         if eqn.primitive is _jax.swap_p:
-            if any(number == product.store for product in stored_products(jaxpr, is_checked=False)):
+            if number in body.products:
                 # The sums of a product grow where it is stored.
                 return False
             stored = slot_of_transforms(
                 eqn.invars[0].aval, eqn.params["tree"].unflatten(eqn.invars[2:])
             )
-            return eqn.outvars[0] in unused_results(jaxpr) and _is_same(stored, slot, expressions)
+            return eqn.outvars[0] in body.unused and _is_same(stored, slot, expressions)
         copy = copy_of(eqn)
         if copy is None:
             return slot.slot is None and covers(eqn, places[0])
@@ -335,7 +339,7 @@ def _has(eqn: Any, primitive: Any) -> bool:
 
 
 def _computed_between(
-    jaxpr: Any, written: int, copied: int, needed: Iterable[Any]
+    eqns: Sequence[Any], written: int, copied: int, needed: Iterable[Any]
 ) -> tuple[int, ...] | None:
     """The equations from `written` to `copied` that compute atoms, in order; None if not all of
     them could as well come first.
@@ -343,7 +347,7 @@ def _computed_between(
     wanted = {atom for atom in needed if isinstance(atom, _jax.Var)}
     moved = []
     for number in reversed(range(written, copied)):
-        eqn = jaxpr.eqns[number]
+        eqn = eqns[number]
         if wanted.isdisjoint(eqn.outvars):
             continue
         if not is_scalar(eqn):
