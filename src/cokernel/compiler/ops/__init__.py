@@ -21,6 +21,7 @@ _NEEDED_OFTEN = (
     "math",
     "dot",
     "sort",
+    "bitcast",
 )
 
 

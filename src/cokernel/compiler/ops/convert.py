@@ -11,14 +11,11 @@ import numpy as np
 from jax import lax
 from llvmlite import ir
 
-from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import Kind, bit_width, f32, f64, half, i8, i16, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops import floats
 from cokernel.compiler.ops.arithmetic import FLOAT_BITS, FloatArithmetic
-from cokernel.compiler.ops.registry import Operation, apply_elementwise, elementwise, rule
-from cokernel.compiler.ops.shape import reinterpret
-from cokernel.compiler.values import Value
+from cokernel.compiler.ops.registry import Operation, elementwise
 
 NARROW_INTEGERS = frozenset(
     map(np.dtype, (ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2))
@@ -185,23 +182,6 @@ def _reduced(
     return emit.bitcast(result, builder.type(register_type(dtype)))
 
 
-@rule(lax.bitcast_convert_type_p)
-def bitcast_convert_type(context: Context, eqn: Any, operand: Value) -> Value:
-    """The same bits under another dtype. Between widths a dimension is added or removed at the end,
-    whose elements are the parts of one wide element, lowest first."""
-    aval = eqn.outvars[0].aval
-    source, target = np.dtype(operand.dtype), np.dtype(aval.dtype)
-    before, after = bit_width(source), bit_width(target)
-    if before == after:
-        return apply_elementwise(context, _same_width, eqn.params, aval, [operand])
-    if min(before, after) < 8:
-        raise NotImplementedError(
-            f"{context.describe()}: primitive 'bitcast_convert_type' from {source} to {target}: "
-            "only between dtypes of equally many bits, or of whole bytes"
-        )
-    return reinterpret(context, operand, aval.shape, target)
-
-
 def to_bits(builder: ElementBuilder, dtype: Any, register: ir.Value) -> ir.Value:
     """The register's bits as an integer; of a narrow integer only its own bits may be set."""
     dtype = np.dtype(dtype)
@@ -219,8 +199,3 @@ def from_bits(builder: ElementBuilder, dtype: Any, bits: ir.Value) -> ir.Value:
     if kind(dtype) is Kind.BITS_FLOAT and bit_width(dtype) < 8:
         return builder.builder.and_(bits, builder.constant(i8, (1 << bit_width(dtype)) - 1))
     return wrap(builder, dtype, bits)
-
-
-def _same_width(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:
-    source, target = operation.operand_dtypes[0], operation.result_dtype
-    return from_bits(builder, target, to_bits(builder, source, register))

@@ -16,15 +16,14 @@ from cokernel.compiler import dtypes, nests, views
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import bit_width, i64
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
+from cokernel.compiler.ops import bitcast
 from cokernel.compiler.ops.apply import apply
 from cokernel.compiler.ops.control import outlined
-from cokernel.compiler.ops.convert import from_bits, to_bits
 from cokernel.compiler.ops.registry import rule
 from cokernel.compiler.ops.traced import traced
 from cokernel.compiler.refs import Place, RefValue
 from cokernel.compiler.values import (
     Buffer,
-    Expression,
     Scalar,
     Value,
     array_constant,
@@ -123,63 +122,21 @@ def _bitcast(context: Context, eqn: Any, operand: Value) -> Value:
         kind = dtypes.lanes(dtypes.register_type(dtype), int(np.prod(shape)))
         return make_packed(shape, dtype, context.builder.bitcast(context.pack(operand), kind))
     source = context.materialise(operand)
-    if before > after:
-        return context.settle(_narrower(source, shape, dtype, dimension, before // after))
-    return context.settle(_wider(source, shape, dtype, dimension, after // before))
 
-
-def _resized(builder: ElementBuilder, bits: ir.Value, width: int) -> ir.Value:
-    kind = builder.type(ir.IntType(width))
-    if bits.type.width > width:
-        return builder.builder.trunc(bits, kind)
-    return bits if bits.type.width == width else builder.builder.zext(bits, kind)
-
-
-def _narrower(
-    source: Buffer, shape: Sequence[int], dtype: np.dtype, dimension: int, count: int
-) -> Expression:
-    """Each element of the source as `count` neighbours along a dimension, lowest bits first."""
-    width = bit_width(dtype)
-
-    def emit(
-        builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
-    ) -> ir.Value:
-        function = builder.function
+    def part(function: FunctionBuilder, index: Sequence[Index]) -> tuple[list[Index], Index]:
+        count = before // after
         place = list(index)
         place[dimension] = function.divide(index[dimension], count)
-        part = function.multiply(function.remainder(index[dimension], count), width)
-        bits = to_bits(builder, source.dtype, operands[0].element(builder, place))
-        amount = _resized(builder, function.index(part), bits.type.width)
-        bits = _resized(builder, builder.builder.lshr(bits, amount), max(width, 8))
-        return from_bits(builder, dtype, bits)
+        return place, function.remainder(index[dimension], count)
 
-    return Expression(tuple(shape), dtype, (source,), emit)
+    def place_of_part(function: FunctionBuilder, index: Sequence[Index], part: int) -> list[Index]:
+        place = list(index)
+        place[dimension] = function.add(function.multiply(index[dimension], after // before), part)
+        return place
 
-
-def _wider(
-    source: Buffer, shape: Sequence[int], dtype: np.dtype, dimension: int, count: int
-) -> Expression:
-    """Each `count` neighbours of the source along a dimension as one element, lowest bits first."""
-    width = bit_width(source.dtype)
-    total = 8 * dtype.itemsize
-
-    def emit(
-        builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
-    ) -> ir.Value:
-        function = builder.function
-        result: ir.Value | None = None
-        for part in range(count):
-            place = list(index)
-            first = function.multiply(index[dimension], count)
-            place[dimension] = function.add(first, part)
-            bits = to_bits(builder, source.dtype, operands[0].element(builder, place))
-            bits = _resized(builder, bits, total)
-            bits = builder.builder.shl(bits, ir.Constant(bits.type, part * width))
-            result = bits if result is None else builder.builder.or_(result, bits)
-        assert result is not None
-        return from_bits(builder, dtype, result)
-
-    return Expression(tuple(shape), dtype, (source,), emit)
+    if before > after:
+        return context.settle(bitcast.divided(source, shape, dtype, part))
+    return context.settle(bitcast.joined(source, shape, dtype, place_of_part))
 
 
 @traced(TPU.pack_elementwise_p)
