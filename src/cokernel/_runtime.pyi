@@ -134,6 +134,8 @@ class Failure(TypedDict):
     # Deadlock, TimeLimit and Interrupted: every core of the launch, programs in order.
     cores: NotRequired[list[CoreSnapshot]]
     schedule: NotRequired[FindingSchedule]  # In checked mode.
+    # In checked mode: where the core that failed had just used an undefined value, or -1.
+    use_site: NotRequired[int]
 
 class Party(TypedDict):
     program: int
@@ -184,7 +186,9 @@ class Finding(TypedDict):
     occurrences: int  # Equal ones. Those of the same cores in the same run have united elements.
     also: list[list[Party]]  # The other cores that took the places of `first` and `second`.
     schedule: FindingSchedule  # The one that showed it first.
-    use: NotRequired[str]  # UninitialisedRead: "branch", "index", "output", "amount", "callback".
+    use: NotRequired[
+        str
+    ]  # UninitialisedRead: "branch", "index", "output", "amount", "callback", "loop".
     # LeftoverSemaphore, UnwaitedCopy, SemaphoreUnderflow, SemaphoreOverflow: the count.
     value: NotRequired[int]
     wanted: NotRequired[int]  # WaitTooLarge, SemaphoreUnderflow, SemaphoreOverflow.

@@ -348,8 +348,8 @@ def masked_store(x_ref, o_ref, mine):
     ("body", "scratch", "use", "text", "count"),
     [
         (branch, [VMEM], "branch", "mine[3]", 1),
-        (trip_count, [VMEM], "branch", "mine[1]", 1),
-        (polled, [VMEM], "branch", "mine[2]", 1),
+        (trip_count, [VMEM], "loop", "mine[1]", 1),
+        (polled, [VMEM], "loop", "mine[2]", 1),
         (index, [VMEM], "index", "mine[3]", 1),
         (index_array, [VMEM], "index", "mine[pl.ds", 4),
         (amount, [VMEM, pltpu.SemaphoreType.REGULAR], "amount", "mine[0]", 1),

@@ -111,6 +111,8 @@ class Finding:
       batch: under `jax.vmap`, in which element of the batch it was met first; of vmaps within
         others one number each, the outermost first.
       also: the other cores between which the same was met, as many as there are parties that act.
+      consequences: of an UninitialisedRead, what came of the use of the value: an OutOfBounds, a
+        Deadlock, ...; they are in no report of their own.
     """
 
     kind: str
@@ -125,6 +127,7 @@ class Finding:
     memory: Elements | None = None
     also: tuple[tuple[str, ...], ...] = ()
     batch: tuple[int, ...] = ()
+    consequences: tuple["Finding", ...] = ()
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -145,11 +148,12 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for JSON."""
         memory = None if self.memory is None else self.memory.to_dict()
-        plain = dataclasses.asdict(dataclasses.replace(self, memory=None))
+        plain = dataclasses.asdict(dataclasses.replace(self, memory=None, consequences=()))
         allocation = self.allocation
         return {
             **plain,
             "memory": memory,
+            "consequences": [one.to_dict() for one in self.consequences],
             "allocation": None if allocation is None else dataclasses.asdict(allocation),
         }
 
@@ -162,7 +166,14 @@ class Finding:
         tuples = {name: tuple(plain[name]) for name in ("advice", "details", "batch")}
         also = tuple(map(tuple, plain["also"]))
         memory = None if plain["memory"] is None else Elements.from_dict(plain["memory"])
-        changes = {**tuples, "parties": parties, "also": also, "memory": memory}
+        consequences = tuple(map(cls.from_dict, plain["consequences"]))
+        changes = {
+            **tuples,
+            "parties": parties,
+            "also": also,
+            "memory": memory,
+            "consequences": consequences,
+        }
         fields = {field.name for field in dataclasses.fields(cls)}
         return cls(**{**{name: plain[name] for name in fields}, **changes})
 
@@ -184,6 +195,18 @@ class Finding:
     def told_parties(self) -> tuple[Party, ...]:
         """Those that a text lists, because its details do not."""
         return () if self.kind in TOLD_IN_DETAILS else self.parties
+
+    @property
+    def told_details(self) -> tuple[str, ...]:
+        """The further lines of a text: the details, and what came of it."""
+        lines = list(self.details)
+        for one in self.consequences:
+            lines.append(f"so {one.kind}: {one.sentence}")
+            for party in one.told_parties:
+                lines.append(f"  at {_where(party)}")
+                lines += [f"      {party.code}"] * bool(party.code)
+            lines += [f"  {line}" if line else "" for line in one.told_details]
+        return tuple(lines)
 
     def others(self) -> str:
         """Words that name the other cores that did the same; "" if there are none."""
@@ -214,7 +237,7 @@ class Finding:
                 lines.append(f"    called at {where(caller)}")
                 if caller["code"]:
                     lines.append(f"        {caller['code']}")
-        lines += [f"  {line}" if line else "" for line in self.details]
+        lines += [f"  {line}" if line else "" for line in self.told_details]
         if self.advice:
             lines.append("  What to do:")
             lines += [f"    - {item}" for item in self.advice]
@@ -423,6 +446,7 @@ def _uninitialised(raw: Mapping[str, Any], parties: Sequence[Party], what: str) 
         "output": "ends in an output of the kernel",
         "amount": "is used as an amount",
         "callback": "is handed to Python",
+        "loop": "decides when a loop ends",
     }.get(str(raw.get("use")), "is used")
     joint = " and" if raw.get("window") else ", which"
     return f"{parties[0].who} reads {what}{joint} nobody has written, and the value {use}"

@@ -18,6 +18,7 @@ from cokernel.checking.findings import (
     replay_text,
 )
 from cokernel.checking.places import Places, where_and_code
+from cokernel.checking.undefined_uses import with_consequences
 
 # What stands above the advice in the text of a deadlock.
 ADVICE = "What to do:"
@@ -200,11 +201,20 @@ def report_of_record(
       off: the checks that are switched off.
       chip: where the kernel asks for more than the target chip has, as far as that counts as wrong.
     """
-    found = [_with_effects(raw, others, places) for raw, others in by_cause(record["findings"])]
-    failure = record.get("failure")
+    raw, failure = record["findings"], record.get("failure")
+    pairs = with_consequences(raw, failure, places)
+    following = [id(one) for _, one in pairs]
+    if failure is not None and failure["kind"] == "Deadlock":
+        told = {**failure, "explained": _explained(raw)}
+        pairs = [(use, told if one is failure else one) for use, one in pairs]
+        failure = told if id(failure) not in following else None
+    elif id(failure) in following:
+        failure = None
+    found = [
+        _with_effects(one, others, pairs, record, places)
+        for one, others in by_cause([one for one in raw if id(one) not in following])
+    ]
     if failure is not None:
-        if failure["kind"] == "Deadlock":
-            failure = {**failure, "explained": _explained(record["findings"])}
         found.append(_failure_finding(failure, record, places))
     findings = merged([*found, *chip])
     return Report(
@@ -221,12 +231,27 @@ def report_of_record(
 
 
 def _with_effects(
-    raw: Mapping[str, Any], others: Sequence[Mapping[str, Any]], places: Places
+    raw: Mapping[str, Any],
+    others: Sequence[Mapping[str, Any]],
+    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    record: Mapping[str, Any],
+    places: Places,
 ) -> Finding:
-    """A finding that tells of what follows from the same mistake as well."""
+    """A finding that tells of what follows from the same mistake as well; `pairs` are undefined
+    values and what has come of them.
+    """
     finding = finding_of(raw, places)
     effects = dict.fromkeys(effect(finding_of(other, places)) for other in others)
-    return dataclasses.replace(finding, details=(*finding.details, *effects))
+    following = [one for use, one in pairs if any(use is own for own in (raw, *others))]
+    consequences = [
+        _failure_finding(one, record, places) if "executable" in one else finding_of(one, places)
+        for one in following
+    ]
+    return dataclasses.replace(
+        finding,
+        details=(*finding.details, *effects),
+        consequences=merged(consequences),
+    )
 
 
 def _explained(raw: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, str]]:
@@ -284,6 +309,7 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
                 known,
                 occurrences=known.occurrences + finding.occurrences,
                 details=_details(known, finding),
+                consequences=merged([*known.consequences, *finding.consequences]),
                 also=_others(known, finding),
             )
         )
@@ -294,7 +320,8 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     def rank(finding: Finding) -> int:
         # What a deadlock follows from is told first.
         explains = finding.kind in EXPLAIN_DEADLOCKS and not blocked.isdisjoint(finding.lines[:1])
-        return -1 if explains else order.get(finding.kind, len(KINDS))
+        kinds = [finding.kind, *(one.kind for one in finding.consequences)]
+        return -1 if explains else min(order.get(kind, len(KINDS)) for kind in kinds)
 
     return tuple(sorted(found, key=rank))
 

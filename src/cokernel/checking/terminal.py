@@ -33,7 +33,7 @@ def _panel(finding: "Finding") -> Any:
     parts: list[Any] = [Text(finding.sentence)]
     for party in finding.told_parties:
         parts += _party(party)
-    parts += [Text(line, "dim") for line in finding.details]
+    parts += [Text(line, "dim") for line in finding.told_details]
     parts += [Text.assemble(("-> ", "green"), item) for item in finding.advice]
     if finding.replay is not None:
         parts.append(Text(f'replay: cokernel.Checked(replay="{finding.replay}")', "dim"))

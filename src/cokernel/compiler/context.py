@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from cokernel import _jax
 from cokernel.compiler import dtypes, nests
 from cokernel.compiler.dtypes import i1, i32, pointer
 from cokernel.compiler.function import FunctionBuilder, Index
@@ -27,7 +28,10 @@ from cokernel.compiler.values import (
     store_element,
     store_vector,
 )
-from cokernel.source_lines import SourceLine
+from cokernel.source_lines import SourceLine, user_line
+
+# What says whether, and how often, the equations inside of it run.
+CONDITIONS = frozenset({_jax.cond_p, _jax.while_p, _jax.sc_primitives.parallel_loop_p})
 
 # An expression of at most this many elements is computed element by element straight into a vector.
 UNROLLED_ELEMENTS = 8
@@ -110,11 +114,32 @@ class Context:
         """The number by which the runtime refers to the current source line and to the Ref called
         `name`.
         """
+        if around := self._conditions():
+            details["around"] = around
+        return ir.Constant(i32, self._site_number(self.line, operation, name, **details))
+
+    def _site_number(
+        self, line: SourceLine | None, operation: str, name: str, **details: Any
+    ) -> int:
         program = self.program
-        site = Site(
-            program.name, program.index, operation, name, self.line, tuple(sorted(details.items()))
+        pairs = tuple(sorted(details.items()))
+        return program.sites.number(Site(program.name, program.index, operation, name, line, pairs))
+
+    def _conditions(self) -> tuple[int, ...]:
+        """The sites of the branches and loops around an equation whose conditions may be undefined:
+        they say whether the core comes to it.
+        """
+        checked = self.kernel.checked
+        if checked is None or not checked.uninitialised:
+            return ()
+        around = [eqn for eqn in self.equations[:-1] if eqn is not None]
+        conditions = [eqn for eqn in around if eqn.primitive in CONDITIONS]
+        lines = [user_line(eqn.source_info.traceback) for eqn in conditions]
+        return tuple(
+            self._site_number(line, eqn.primitive.name, "")
+            for eqn, line in zip(conditions, lines, strict=True)
+            if line is not None
         )
-        return ir.Constant(i32, self.program.sites.number(site))
 
     def describe(self) -> str:
         """The program and source line being compiled, for the text of an error."""

@@ -39,7 +39,7 @@ mark_staged_p.multiple_results = mark_queue_p.multiple_results = True
 mark_undefined_p.multiple_results = report_undefined_p.multiple_results = True
 
 # What an undefined value is used as, by the numbers of the runtime.
-BRANCH, INDEX, OUTPUT, AMOUNT, CALLBACK = range(5)
+BRANCH, INDEX, OUTPUT, AMOUNT, CALLBACK, LOOP = range(6)
 
 # A mask, or None for a value that is known to be defined.
 Mask = Any

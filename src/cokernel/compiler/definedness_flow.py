@@ -10,6 +10,7 @@ from cokernel import _jax
 from cokernel.compiler.definedness import (
     AMOUNT,
     BRANCH,
+    LOOP,
     Groups,
     Inner,
     Mask,
@@ -219,7 +220,7 @@ def _while(scope: Scope, eqn: Any) -> list[Mask]:
         cond_flags,
         [*[frozenset[int]()] * cond_count, *carried_reads],
     )
-    test.scope.report(eqn, condition.outvars, BRANCH)
+    test.scope.report(eqn, condition.outvars, LOOP)
     carried_in = [scope.mask(atom) for atom in initial]
     variables, masks = _results(scope, eqn, carry_flags, inner.results, carried_in)
     condition_masks = sum(cond_flags[:cond_count])
@@ -294,7 +295,7 @@ def _run_scoped(scope: Scope, eqn: Any) -> list[Mask]:
 def _parallel_loop(scope: Scope, eqn: Any) -> list[Mask]:
     body = _jax.partial_eval.convert_constvars_jaxpr(eqn.params["jaxpr"])
     lower, upper, step, constants, initial = eqn.params["tree"].unflatten(eqn.invars)
-    scope.report(eqn, [lower, upper, step], BRANCH)
+    scope.report(eqn, [lower, upper, step], LOOP)
     constants, initial = list(constants), list(initial)
     count = len(constants)
     # The body is given the constants, the number of the iteration, and what is carried.

@@ -103,7 +103,7 @@ void cokernel_checked_mark_undefined(cokernel::Core* core, void* address, int64_
                                      int64_t rank, const int64_t* extents, const int64_t* strides,
                                      const uint8_t* mask, const int32_t* reads, int32_t read_count);
 // An undefined value has come to matter, which may come from the reads of these numbers. `use`: 0 a
-// branch, 1 an index, 2 an output, 3 an amount, 4 a callback.
+// branch, 1 an index, 2 an output, 3 an amount, 4 a callback, 5 a loop.
 void cokernel_checked_report_undefined(cokernel::Core* core, int32_t site, int32_t use,
                                        const int32_t* reads, int32_t read_count);
 }

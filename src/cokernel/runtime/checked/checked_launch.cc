@@ -71,6 +71,7 @@ void join(CheckedRecord& sum, CheckedRecord&& one) {
   sum.continuing = std::move(one.continuing);
   sum.behaviour = one.behaviour;
   sum.copies_seen = std::move(one.copies_seen);
+  sum.failed_use_site = one.failed_use_site;
   sum.fits = sum.fits && one.fits;
   sum.counts.accesses += one.counts.accesses;
   sum.counts.signals += one.counts.signals;

@@ -295,6 +295,15 @@ void State::report_blocked_waits() {
   }
 }
 
+// Whether what has ended the launch had just used an undefined value: nothing was probed between.
+void State::note_use_that_failed() {
+  const Failure& failure = launch_.failure;
+  if (failure.kind == FailureKind::kNone || failure.program < 0) return;
+  const int32_t core = launch_.executable.programs[failure.program].first_core + failure.index;
+  const auto& use = cores_[core].last_use;
+  if (use.site >= 0 && use.event == event_) record.failed_use_site = use.site;
+}
+
 // `signal` is what it waited for instead of its own copy, or as well as that; `copies` have `moved`
 // so much together.
 void State::add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal, int64_t moved,

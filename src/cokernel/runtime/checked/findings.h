@@ -198,6 +198,8 @@ struct CheckedRecord {
   bool is_complete = true;  // Every schedule ran to its end.
   bool failed = false;
   std::vector<CopiesSeen> copies_seen;
+  // Where the core that has ended the launch had just used an undefined value; -1 if it had not.
+  int32_t failed_use_site = -1;
   Failure failure;  // If the launch failed by more than a finding.
 };
 

@@ -14,8 +14,8 @@ namespace {
 uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
 const char* name_of_use(int32_t use) {
-  constexpr const char* kNames[] = {"branch", "index", "output", "amount", "callback"};
-  return use >= 0 && use < 5 ? kNames[use] : "value";
+  constexpr const char* kNames[] = {"branch", "index", "output", "amount", "callback", "loop"};
+  return use >= 0 && use < 6 ? kNames[use] : "value";
 }
 
 }  // namespace
@@ -459,6 +459,7 @@ void State::report_undefined(Core* core, int32_t site, int32_t use, const int32_
                              int32_t read_count) {
   const UndefinedRead& read = undefined_read_of(core, reads, read_count);
   const int32_t number = number_of(core);
+  info(core).last_use = {site, event_};
   Finding finding;
   finding.kind = "UninitialisedRead";
   finding.use = name_of_use(use);

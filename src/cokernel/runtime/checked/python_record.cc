@@ -262,6 +262,7 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
   result["counts"] = counts;
   if (!failure.is_none()) {
     failure["schedule"] = describe_schedule(record.schedule);
+    failure["use_site"] = record.failed_use_site;
     add_copies(executable, record, failure);
   }
   result["failure"] = failure;

@@ -144,6 +144,7 @@ void State::run() {
   if (launch_.unfinished.load(std::memory_order_relaxed) == 0 && !is_stopped()) finish_dmas();
   record.fits = chooser_.fits() && (is_stopped() || !chooser_.has_choices_left());
   if (!is_stopped()) look_at_end();
+  note_use_that_failed();
   uint64_t behaviour = mix(element_behaviour_);
   for (const auto& semaphore : semaphores_.all()) {
     behaviour += mix(hash_of(semaphore->place), semaphore->behaviour);

@@ -161,6 +161,11 @@ class State final : public Conflicts {
     // By the number of the read in its program; the one that came last goes for all others.
     std::unordered_map<int32_t, UndefinedRead> undefined_reads;
     uint64_t last_undefined_read = 0;
+    // Where it has used an undefined value last, and the access that was probed before.
+    struct {
+      int32_t site = -1;
+      uint64_t event = 0;
+    } last_use;
   };
   struct Element {
     Clock clock;
@@ -262,6 +267,7 @@ class State final : public Conflicts {
   void look_at_end();
   void look_at_outputs();
   void report_blocked_waits();
+  void note_use_that_failed();
   void add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal, int64_t moved,
                           int64_t copies);
 
