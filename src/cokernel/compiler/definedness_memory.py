@@ -21,6 +21,7 @@ from cokernel.compiler.definedness import (
     unwritten_p,
 )
 from cokernel.compiler.definedness_rules import rule
+from cokernel.compiler.few_bits import copied_part_p
 
 PL, TPU, SC = _jax.pallas_primitives, _jax.tpu_primitives, _jax.sc_primitives
 
@@ -158,10 +159,11 @@ def _empty_ref(scope: Scope, eqn: Any) -> list[Mask]:
 
 
 @rule(_jax.ref_p)
+@rule(copied_part_p)
 def _new_ref(scope: Scope, eqn: Any) -> list[Mask]:
     scope.eqns.append(eqn)
     [ref] = eqn.outvars
-    mark(scope, eqn, VIEW, (ref, ()), scope.mask(eqn.invars[0]))
+    mark(scope, eqn, VIEW, (ref, ()), scope.mask(eqn.invars[-1]))
     return []
 
 

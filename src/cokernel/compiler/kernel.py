@@ -19,6 +19,7 @@ from cokernel.compiler.context import Context, Program, SharedFunction
 from cokernel.compiler.core_state import clear_state
 from cokernel.compiler.definedness import follow_undefined_values
 from cokernel.compiler.dtypes import pointer
+from cokernel.compiler.few_bits import without_few_bits
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.in_place import Placement, placed_blocks
 from cokernel.compiler.keys import without_keys
@@ -74,7 +75,7 @@ class Kernel:
     ):
         self.name = name
         self.jaxprs = tuple(
-            without_keys(with_plain_calls(without_pipelines(jaxpr, mesh)))
+            without_keys(without_few_bits(with_plain_calls(without_pipelines(jaxpr, mesh))))
             for jaxpr, mesh in zip(jaxprs, meshes, strict=True)
         )
         if checked is not None and checked.uninitialised:

@@ -19,8 +19,9 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i32, i64, void
+from cokernel.compiler.few_bits import copied_part_p
 from cokernel.compiler.function import Index, Loop
-from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.registry import added_rule, rule
 from cokernel.compiler.polling import polls_by_reading
 from cokernel.compiler.probes import Access
 from cokernel.compiler.program import lower_jaxpr
@@ -553,9 +554,19 @@ def _new_ref(context: Context, eqn: Any, initial: Value) -> RefValue:
     return ref
 
 
-def scoped_until_the_end(context: Context, aval: Any, operation: str) -> RefValue:
+@added_rule(copied_part_p)
+def _copied_part(context: Context, eqn: Any, original: RefValue, contents: Value) -> RefValue:
+    [result] = eqn.outvars
+    ref = scoped_until_the_end(context, result.aval, "bitcast", original.name)
+    write(context, resolve(context, ref, (), "write", access=Access.WRITE), contents)
+    return ref
+
+
+def scoped_until_the_end(
+    context: Context, aval: Any, operation: str, name: str | None = None
+) -> RefValue:
     """Memory whose scope is the rest of the jaxpr that asks for it."""
-    ref = context.kernel.layout.allocate_scoped(context, aval, operation, operation)
+    ref = context.kernel.layout.allocate_scoped(context, aval, name or operation, operation)
     if context.is_checked:
         # A copy that has not been waited for may still be on its way when nobody uses the Ref.
         context.open_scopes[-1].append((ref, operation))
