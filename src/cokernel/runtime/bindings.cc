@@ -242,6 +242,7 @@ nb::dict function_addresses() {
   add_function(functions, "cokernel_checked_allocate", cokernel_checked_allocate);
   add_function(functions, "cokernel_checked_release", cokernel_checked_release);
   add_function(functions, "cokernel_checked_undefined", cokernel_checked_undefined);
+  add_function(functions, "cokernel_checked_forget", cokernel_checked_forget);
   add_function(functions, "cokernel_checked_read_padding", cokernel_checked_read_padding);
   add_function(functions, "cokernel_checked_mark_undefined", cokernel_checked_mark_undefined);
   add_function(functions, "cokernel_checked_report_undefined", cokernel_checked_report_undefined);

@@ -17,6 +17,7 @@ from cokernel.compiler.ops import checked_dma, copies
 from cokernel.compiler.ops.registry import added_rule, rule
 from cokernel.compiler.ops.sync import SemaphoreAt, semaphore_at, signal, wait, written_name
 from cokernel.compiler.ops.targets import find_target, require
+from cokernel.compiler.ops.window_rests import forget_rest
 from cokernel.compiler.pieces import spread
 from cokernel.compiler.pipelines import is_written_by_pipeline
 from cokernel.compiler.probes import Access, step
@@ -174,15 +175,14 @@ def _dma_start(context: Context, eqn: Any, *operands: Any) -> None:
         )
         if signals.any:
             step(context, site)
-        for_chosen(
-            lambda origin, to: checked_dma.start(
-                context,
-                block(origin, to),
-                operation,
-                site,
-                signals,
-            )
-        )
+
+        def begin(origin: Selected, to: Selected) -> None:
+            moving = block(origin, to)
+            if clips:
+                forget_rest(context, to, moving, target_semaphore, operation)
+            checked_dma.start(context, moving, operation, site, signals)
+
+        for_chosen(begin)
         return
 
     def copy(origin: Selected, to: Selected) -> None:

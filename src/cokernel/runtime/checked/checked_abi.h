@@ -86,6 +86,10 @@ void cokernel_checked_allocate(cokernel::Core* core, int32_t site, void* address
 void cokernel_checked_release(cokernel::Core* core, int32_t site, void* address, int64_t bytes,
                               int32_t is_semaphore);
 
+// Makes all of a strided block undefined.
+void cokernel_checked_forget(cokernel::Core* core, void* address, int64_t element_bytes,
+                             int64_t rank, const int64_t* extents, const int64_t* strides);
+
 // Whether some element of a strided block is undefined. If so, `mask` gets a byte for each, in
 // row-major order; it may be null. It belongs to the read that the core probed last, which a report
 // names; the program calls it by the number `read`.

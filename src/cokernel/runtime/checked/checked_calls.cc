@@ -136,6 +136,11 @@ void cokernel_checked_release(Core* core, int32_t site, void* address, int64_t b
   state_of(core).release(core, site, address, bytes, is_semaphore);
 }
 
+void cokernel_checked_forget(Core* core, void* address, int64_t element_bytes, int64_t rank,
+                             const int64_t* extents, const int64_t* strides) {
+  state_of(core).forget(address, element_bytes, rank, extents, strides);
+}
+
 int32_t cokernel_checked_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                                    const int64_t* extents, const int64_t* strides, uint8_t* mask,
                                    int32_t read) {

@@ -311,6 +311,18 @@ void State::release(Core* core, int32_t site, void* address, int64_t bytes, int3
                  address_of(begin) + static_cast<uintptr_t>(bytes));
 }
 
+void State::forget(void* address, int64_t element_bytes, int64_t rank, const int64_t* extents,
+                   const int64_t* strides) {
+  if (!options_.uninitialised) return;
+  Region* region = shadow_.find(address_of(address));
+  if (region == nullptr) return;
+  for_each_piece(element_bytes, rank, extents, strides, strides,
+                 [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
+                   const uintptr_t begin = address_of(address) + static_cast<uintptr_t>(offset);
+                   shadow_.make_undefined(*region, begin, begin + static_cast<uintptr_t>(bytes));
+                 });
+}
+
 bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                       const int64_t* extents, const int64_t* strides, uint8_t* mask,
                       int32_t number) {

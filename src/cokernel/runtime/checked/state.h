@@ -95,6 +95,8 @@ class State final : public Conflicts {
   void allocate(Core* core, int32_t site, void* address, int64_t bytes, int64_t element_bytes,
                 int32_t is_semaphore);
   void release(Core* core, int32_t site, void* address, int64_t bytes, int32_t is_semaphore);
+  void forget(void* address, int64_t element_bytes, int64_t rank, const int64_t* extents,
+              const int64_t* strides);
   bool undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                  const int64_t* extents, const int64_t* strides, uint8_t* mask, int32_t read);
   void read_padding(Core* core, int32_t site, int32_t number, int64_t rank, const int64_t* window);
