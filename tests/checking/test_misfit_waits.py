@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -71,6 +72,40 @@ def test_a_wait_that_ends_within_a_larger_copy_on_the_semaphore_is_told(scoped):
 def test_waits_that_can_stand_for_the_copies_are_not(copies, waits, scoped):
     report = report_of(copies, waits, scoped=scoped)
     assert not report.findings, str(report)
+
+
+@pytest.mark.parametrize("waits", [(3, 1), (1, 3)])
+def test_a_wait_for_more_than_any_copy_is_one_finding_whichever_copies_come_first(waits):
+    def body(x_ref, out_ref, landed, sent, received):
+        core = lax.axis_index("core")
+        copy = pltpu.make_async_remote_copy(
+            x_ref.at[pl.ds(0, 2)], landed.at[pl.ds(2 * core, 2)], sent, received, {"core": 0}
+        )
+        copy.start()
+        copy.wait_send()
+
+        @pl.when(core == 0)
+        def _receive():
+            for rows in waits:
+                part = pl.ds(0, rows)
+                pltpu.make_async_copy(x_ref.at[part], landed.at[part], received).wait()
+            out_ref[...] = landed[...]
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((4, 16), jnp.int32),
+        mesh=cokernel.CoreMesh(core=2),
+        scratch_types=[
+            cokernel.private((4, 16), jnp.int32),
+            pltpu.SemaphoreType.DMA,
+            pltpu.SemaphoreType.DMA,
+        ],
+    )
+    [finding] = cokernel.explore(lambda: kernel(X), schedules=20).findings
+    assert finding.kind == "WaitTooLarge"
+    assert f"waits for {3 * 64} bytes on 'received'" in finding.sentence
+    # Which copy it should have stood for nobody can know.
+    assert "the copy it stands for" not in finding.text()
 
 
 def test_scopes_are_looked_at_one_by_one():

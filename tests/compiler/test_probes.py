@@ -295,6 +295,19 @@ def test_what_python_does_is_reported_as_not_checked():
     assert "test_probes.py" in sentence
 
 
+def test_a_debug_check_that_is_switched_off_is_reported_as_not_checked():
+    def body(x_ref, o_ref):
+        pl.debug_check(x_ref[0] > 0, "not positive")
+        o_ref[...] = x_ref[...]
+
+    [sentence] = compile_kernel(plain_kernel(body), X, checked=Checked()).unchecked
+    assert "debug_check: JAX has it switched off" in sentence
+    assert f"test_probes.py:{body.__code__.co_firstlineno + 1}" in sentence
+    with pl.enable_debug_checks(True):
+        unchecked = compile_kernel(plain_kernel(body), X, checked=Checked()).unchecked
+    assert all("switched off" not in sentence for sentence in unchecked)
+
+
 def test_the_sites_of_probes_name_the_line_and_the_ref():
     compiled = compile_kernel(plain_kernel(get_and_set), X, checked=Checked())
     [site] = [site for site in compiled.sites if site["name"] == "o_ref"]

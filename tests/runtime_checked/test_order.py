@@ -291,7 +291,7 @@ def test_a_wait_for_more_than_a_copy_moves_is_told_apart(kernel):
     (finding,) = record["findings"]
     assert finding["kind"] == "WaitTooLarge"
     assert (finding["first"]["site"], finding["second"]["site"]) == (2, 1)
-    assert (finding["wanted"], finding["moved"]) == (64, 32)
+    assert (finding["wanted"], finding["left"], finding["copies"]) == (64, 32, 1)
     assert record["failure"]["kind"] == "Deadlock"
 
 

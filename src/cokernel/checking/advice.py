@@ -43,8 +43,19 @@ def advise(raw: Mapping[str, Any], parties: "Sequence[Party]", name: str) -> Ite
         case "SemaphoreOverflow":
             yield f"compare what is signalled to {name!r} with what is waited for"
         case "Livelock":
-            yield f"let a core signal or write {name!r} before it finishes, or bound the polling"
-            yield "prefer semaphore_wait to polling: a deadlock then says who is missing"
+            yield from _livelock(parties)
+
+
+def _livelock(parties: "Sequence[Party]") -> Iterator[str]:
+    written = dict.fromkeys(repr(party.name) for party in parties if party.memory is not None)
+    counted = dict.fromkeys(repr(p.name) for p in parties if p.polled.endswith(")"))
+    steps = [f"write {' and '.join(written)}"] * bool(written)
+    steps += [f"signal {' and '.join(counted)}"] * bool(counted)
+    if not steps:
+        yield "bound the loop: nothing that it looks at can change"
+        return
+    yield f"let a core {' or '.join(steps)} before it finishes, or bound the polling"
+    yield "prefer semaphore_wait to polling: a deadlock then says who is missing"
 
 
 def advise_failure(kind: str, name: str) -> Iterator[str]:

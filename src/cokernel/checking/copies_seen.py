@@ -1,4 +1,4 @@
-"""What a deadlock says of the copies that a core waits for."""
+"""What a deadlock says of the copies that a core waits for, and of what else was signalled."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,21 @@ LINES = 6
 Copies = Sequence[Mapping[str, Any]]
 
 
-def missing_copy(semaphore: str, copies: Copies | None, counts: bool) -> str:
+def missing_copy(
+    semaphore: str,
+    copies: Copies | None,
+    counts: bool,
+    others: Sequence[str] = (),
+    has_others_cores: bool = True,
+) -> str:
     """Advice for a wait for a copy that nobody will start.
 
     Args:
       semaphore: what is waited for, in words.
       copies: those that have signalled it; None where nobody has noted them.
       counts: whether some of what they moved is still there to be taken.
+      others: the semaphores that copies have signalled instead, in words.
+      has_others_cores: whether there are other cores, of which one could be mistaken for another.
     """
     start = f"No copy is in flight that could end the wait for {semaphore}"
     if copies is None:
@@ -26,11 +34,18 @@ def missing_copy(semaphore: str, copies: Copies | None, counts: bool) -> str:
             f"{start}: call wait() once for each start(), on every path, and wait for no more "
             "bytes than the copies move."
         )
+    if not copies and others:
+        return (
+            f"{start}, and none has ever signalled it: copies have signalled "
+            f"{' and '.join(others)} instead. If one of them is meant, let its start() and this "
+            "wait() name the same semaphore of the same core."
+        )
     if not copies:
+        device_id = " and the right device_id" if has_others_cores else ""
         return (
             f"{start}, and none has ever signalled it: the start() was not reached. Start the copy "
-            "on every path that leads to its wait(), with the same semaphore and the right "
-            "device_id, or leave out the wait on the others."
+            f"on every path that leads to its wait(), with the same semaphore{device_id}, or leave "
+            "out the wait on the others."
         )
     if counts:
         return (
@@ -47,17 +62,32 @@ def describe_copies(copies: Copies, places: Places) -> list[str]:
     """The copies that have signalled a semaphore, as lines of text."""
     if not copies:
         return ["  no copy is in flight for it, and none has signalled it so far"]
-    groups: dict[Any, list[Mapping[str, Any]]] = {}
-    for copy in copies:
-        site = places.site(copy["site"])
-        groups.setdefault((copy["program"], where(site), copy["moved"]), []).append(copy)
     lines = ["  no copy is in flight for it; so far it was signalled"]
-    for (program, place, moved), some in list(groups.items())[:LINES]:
-        cores = places.cores(program, [copy["coordinates"] for copy in some])
-        times = sum(copy["times"] for copy in some)
-        often = f"{moved} bytes" + (f", {times} times," if times > 1 else "")
-        lines.append(f"    {often} by {_dmas(times)} of {some[0]['program_name']} {cores}")
-        lines.append(f"      started at {place}")
+    return [*lines, *_signals(copies, places)]
+
+
+def describe_untaken(name: str, count: int, signals: Copies, places: Places) -> list[str]:
+    """A semaphore that counts what nobody has taken, and those that have signalled it."""
+    unit = " bytes" if any(signal["is_dma"] for signal in signals) else ""
+    lines = [f"  meanwhile semaphore {name} counts {count}{unit} that nobody has taken:"]
+    return [*lines, *_signals(signals, places)]
+
+
+def _signals(signals: Copies, places: Places) -> list[str]:
+    """Those that have signalled a semaphore, from each line together."""
+    lines: list[str] = []
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
+    for signal in signals:
+        site = places.site(signal["site"])
+        key = (signal["program"], where(site), signal["moved"], signal["is_dma"])
+        groups.setdefault(key, []).append(signal)
+    for (program, place, moved, is_dma), some in list(groups.items())[:LINES]:
+        cores = places.cores(program, [signal["coordinates"] for signal in some])
+        times = sum(signal["times"] for signal in some)
+        often = (f"{moved} bytes" if is_dma else f"{moved}") + f", {times} times," * (times > 1)
+        who = f"{some[0]['program_name']} {cores}"
+        lines.append(f"    {often} by {f'{_dmas(times)} of {who}' if is_dma else who}")
+        lines.append(f"      {'started ' if is_dma else ''}at {place}")
         quoted = code(places.site(some[0]["site"]))
         if quoted is not None:
             lines.append(f"          {quoted}")

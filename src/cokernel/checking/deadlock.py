@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cokernel.checking.copies_seen import describe_copies, missing_copy
+from cokernel.checking.copies_seen import describe_copies, describe_untaken, missing_copy
 from cokernel.checking.places import Places, SemaphorePlace, code, where, where_and_code
 from cokernel.compiler.window_names import name_is_words, semaphore_in_words
 
@@ -15,6 +15,22 @@ LINES = 6
 GROUPS_ADVISED = 64
 
 Core = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Untaken:
+    """A semaphore that counts what nobody has taken."""
+
+    name: str
+    # The core that it is of, if that is not the one that waits; "" otherwise.
+    core: str
+    count: int
+    signals: Sequence[Mapping[str, Any]]
+
+    @property
+    def in_words(self) -> str:
+        """As in "'s[1]'", or "'s' of core=1"."""
+        return f"{self.name!r}" + f" of {self.core}" * bool(self.core)
 
 
 @dataclasses.dataclass
@@ -28,9 +44,13 @@ class Group:
     target: str
     cores: list[Core]
     places: list[SemaphorePlace | None]
-    # The places of the program where it could be signalled, and those that signal something close.
+    # The places of the program where it could be signalled, and those that signal something close:
+    # another element, by its name, or, without one, this one of another core.
     signals: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
-    near_misses: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
+    near_misses: list[tuple[Mapping[str, Any], str]] = dataclasses.field(default_factory=list)
+    # What was signalled instead, and nobody has taken it.
+    untaken: list[Untaken] = dataclasses.field(default_factory=list)
+    has_other_cores: bool = True
     # Who comes to the former: for each program the row-major numbers of its cores, or None for all.
     helpers: dict[int, set[int] | None] = dataclasses.field(default_factory=dict)
     # The kind of another finding that says what this wait lacks; "" if there is none.
@@ -91,8 +111,36 @@ class Group:
                 self.signals.append(site)
                 for who in reaching:
                     self._add_helpers(site["program_number"], who)
-            elif any(place.is_of_same_array(key) for key in site["signals"] for place in known[:1]):
-                self.near_misses.append(site)
+                continue
+            for key in site["signals"]:
+                if not any(place.is_of_same_array(key) for place in known[:1]):
+                    continue
+                is_same = any(place.is_covered_by(key) for place in known)
+                near = "" if is_same else places.signalled(key) or site["name"]
+                self.near_misses.append((site, near))
+
+    def find_untaken(self, cores: Sequence[Core], places: Places) -> None:
+        """Finds out what was signalled instead: another semaphore of a core that waits, or the same
+        one of a core that has finished, so that it will not be taken.
+        """
+        self.has_other_cores = len(cores) > 1
+        finished = {
+            (core["program"], core["index"]): core for core in cores if core["state"] == "finished"
+        }
+        for core, own in zip(self.cores, self.places, strict=True):
+            for raw in core.get("untaken", ()):
+                other = places.semaphore(raw)
+                if own is None or other is None:
+                    continue
+                label = ""
+                if other.core != own.core:
+                    owner = finished.get((own.key[1], other.core))
+                    if owner is None or own.key != other.key:
+                        continue
+                    label = places.core(owner["program"], owner["coordinates"])
+                new = Untaken(other.element, label, raw["count"], raw["from"])
+                if all((old.name, old.core) != (new.name, new.core) for old in self.untaken):
+                    self.untaken.append(new)
 
     def _add_helpers(self, program: int, numbers: set[int] | None) -> None:
         before = self.helpers.get(program, set())
@@ -116,10 +164,12 @@ def describe_deadlock(failure: Mapping[str, Any], places: Places) -> str:
     cores = failure["cores"]
     blocked = [core for core in cores if core["state"] in ("semaphore", "barrier")]
     groups = group_blocked(blocked, places)
-    explained = {(program, site): kind for program, site, kind in failure.get("explained", ())}
     for group in groups:
         group.find_helpers(cores, places)
-        group.explained_by = explained.get((group.program, group.cores[0]["site"]), "")
+        group.find_untaken(cores, places)
+        for semaphore, kind in failure.get("explained", ()):
+            if any(_is_same(semaphore, core.get("semaphore")) for core in group.cores):
+                group.explained_by = kind
     lines = [_headline(failure, cores, blocked), ""]
     for group in groups[:GROUPS]:
         lines += _describe_group(group, cores, places)
@@ -130,6 +180,11 @@ def describe_deadlock(failure: Mapping[str, Any], places: Places) -> str:
         lines.append(f"Finished: {_by_program(finished, places)}.")
     advice = dict.fromkeys(_shortened(give_advice(groups)))
     return "\n".join([*lines, "", "What to do:", *(f"  - {line}" for line in advice)])
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+    names = ("owner", "program", "index", "offset")
+    return other is not None and all(one[name] == other[name] for name in names)
 
 
 def _headline(failure: Mapping[str, Any], cores: Sequence[Core], blocked: Sequence[Core]) -> str:
@@ -182,6 +237,8 @@ def _describe_group(group: Group, cores: Sequence[Core], places: Places) -> list
     lines += _describe_counts(group, places)
     if group.copies is not None:
         lines += describe_copies(group.copies, places)
+    for untaken in group.untaken[:LINES]:
+        lines += describe_untaken(untaken.in_words, untaken.count, untaken.signals, places)
     lines += _describe_signallers(group, cores, places)
     return lines
 
@@ -227,9 +284,10 @@ def _describe_signallers(group: Group, cores: Sequence[Core], places: Places) ->
         none = "no copy that signals it is left to be started"
         lines = [f"  {none if group.is_for_copies else 'nothing in this kernel ever signals it'}"]
         lines += [
-            f"    ({site['program']} signals {site['name']!r}, of another core or another "
-            f"element, at {where(site)})"
-            for site in group.near_misses
+            f"    ({site['program']} signals "
+            + (f"{name!r}" if name else f"{group.short} of another core")
+            + f" by {site['operation']} at {where(site)})"
+            for site, name in group.near_misses
         ]
         return _shortened(lines)
     lines = ["  it could be signalled"]
@@ -323,6 +381,12 @@ def _cause(group: Group) -> str:
         )
     if group.signals and group.is_for_copies_alone:
         return _missing_copy_of(group)
+    if group.signals and group.untaken:
+        return (
+            f"Every core that could signal {short} has finished, and "
+            f"{' and '.join(untaken.in_words for untaken in group.untaken)} was signalled instead: "
+            "compare the index and the device_id of signal and wait."
+        )
     if group.signals:
         return (
             f"Every core that could signal {short} has finished: it was signalled too little, or "
@@ -330,10 +394,7 @@ def _cause(group: Group) -> str:
             "signalled and waited for."
         )
     if group.near_misses:
-        return (
-            f"Signals meant for {short} go elsewhere: compare the index and the device_id of "
-            "signal and wait. Without a device_id a signal goes to the signalling core itself."
-        )
+        return _aimed_elsewhere(group)
     if group.copies:
         return _missing_copy_of(group)
     if group.is_for_copies:
@@ -346,7 +407,36 @@ def _cause(group: Group) -> str:
 
 def _missing_copy_of(group: Group) -> str:
     counts = any(core["semaphore"]["count"] > 0 for core in group.cores)
-    return missing_copy(group.short, group.copies, counts)
+    others = [
+        untaken.in_words
+        for untaken in group.untaken
+        if any(signal["is_dma"] for signal in untaken.signals)
+    ]
+    return missing_copy(group.short, group.copies, counts, others, group.has_other_cores)
+
+
+def _aimed_elsewhere(group: Group) -> str:
+    """Advice for a wait of which only the semaphore's neighbours are signalled, or only other
+    cores' own."""
+    short = group.short
+    others = dict.fromkeys(name for _, name in group.near_misses if name)
+    if others:
+        named = " and ".join(map(repr, others))
+        step = "start() and wait()" if group.is_for_copies else "signal and wait"
+        return (
+            f"Nothing signals {short}, but something signals {named}: let {step} name the same "
+            "element."
+        )
+    if group.is_for_copies:
+        return (
+            f"Copies signal {short} of other cores only: a copy signals the core that starts it, "
+            "and one with a device_id the core of that id when it arrives. Compare the device_id "
+            "with the core that waits."
+        )
+    return (
+        f"Signals of {short} go to other cores: compare the device_id of the signal with the core "
+        "that waits. Without a device_id a signal goes to the signalling core itself."
+    )
 
 
 def _by_program(cores: Sequence[Core], places: Places) -> str:

@@ -108,6 +108,18 @@ def elements_of(ref: Mapping[str, Any], memory: Mapping[str, Any]) -> Elements:
     )
 
 
+def joined_elements(some: Sequence[Elements]) -> Elements:
+    """All elements of one Ref that are in any of several."""
+    runs: list[Run] = []
+    for first, stop in sorted(run for elements in some for run in elements.runs):
+        if runs and first <= runs[-1][1]:
+            runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
+        else:
+            runs.append((first, stop))
+    is_complete = all(elements.is_complete for elements in some)
+    return dataclasses.replace(some[0], runs=tuple(runs), is_complete=is_complete)
+
+
 def boxes_of(run: Run, shape: Sequence[int]) -> Iterator[Box]:
     """Yields the boxes of a row-major array that together hold exactly the elements of a run."""
     first, stop = run

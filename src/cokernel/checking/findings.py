@@ -5,10 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel.checking.advice import advise
-from cokernel.checking.elements import Elements, elements_of, padding_of, written
+from cokernel.checking.elements import (
+    Elements,
+    elements_of,
+    joined_elements,
+    padding_of,
+    written,
+)
 from cokernel.checking.places import Places, code, where
 from cokernel.checking.schedules import Schedule
-from cokernel.compiler.window_names import element_name, semaphore_in_words
+from cokernel.checking.sentences import ACTIONS, sentence_of
+from cokernel.compiler.window_names import element_name
 
 # In the order in which a report tells them: what stopped the launch, then what makes it wrong.
 KINDS = (
@@ -42,9 +49,12 @@ EXPLAIN_DEADLOCKS = ("WaitTooLarge",)
 # These say where the memory comes from as well.
 OF_ITS_MEMORY = ("UninitialisedRead", "NeverWritten")
 
-# Whatever was left of a signal, it is one mistake, whoever took a part of it; and so is a copy that
-# outlives its scope, whichever scope it comes to.
-_OF_THE_FIRST = ("LeftoverSemaphore", "UnwaitedCopy", "CopyInFlight")
+# Whatever was left of a signal, it is one mistake, whoever took a part of it; so is a copy that
+# outlives its scope, whichever scope it comes to, and a wait that is too large, whichever copy it
+# has met.
+_OF_THE_FIRST = ("LeftoverSemaphore", "UnwaitedCopy", "CopyInFlight", "WaitTooLarge")
+# Of all that has signalled too often, the schedule says who did it last.
+_OF_ITS_SEMAPHORE = ("SemaphoreOverflow",)
 _IN_ANY_ORDER = ("Race", "Deadlock", "Livelock")
 
 # A text names so many of the other cores that did the same.
@@ -67,6 +77,9 @@ class Party:
       code: the text of that line.
       callers: where the user's own functions were called from that led there, innermost first,
         each with "file", "line", "function" and "code".
+      polled: of a Livelock, what this core polls there, in words: "flags[2]", or "sem (which
+        counts 1)".
+      memory: of a Livelock, the elements that this core polls there; None for a semaphore.
     """
 
     program: str
@@ -80,6 +93,19 @@ class Party:
     function: str | None
     code: str | None
     callers: tuple[Mapping[str, Any], ...] = ()
+    polled: str = ""
+    memory: Elements | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The party as plain data, for JSON."""
+        plain = dataclasses.asdict(dataclasses.replace(self, memory=None))
+        return {**plain, "memory": None if self.memory is None else self.memory.to_dict()}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Party":
+        """The party that `to_dict`, and JSON after it, made plain data of."""
+        memory = None if plain["memory"] is None else Elements.from_dict(plain["memory"])
+        return cls(**{**plain, "callers": tuple(plain["callers"]), "memory": memory})
 
     @property
     def who(self) -> str:
@@ -138,6 +164,8 @@ class Finding:
             lines = sorted(set(lines))
         if self.kind in _OF_THE_FIRST:
             lines = lines[:1]
+        if self.kind in _OF_ITS_SEMAPHORE:
+            lines = []
         return (self.kind, self.name, tuple(lines))
 
     @property
@@ -147,22 +175,22 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as plain data, for JSON."""
-        memory = None if self.memory is None else self.memory.to_dict()
-        plain = dataclasses.asdict(dataclasses.replace(self, memory=None, consequences=()))
+        plain = dataclasses.asdict(
+            dataclasses.replace(self, parties=(), memory=None, consequences=())
+        )
         allocation = self.allocation
         return {
             **plain,
-            "memory": memory,
+            "parties": tuple(party.to_dict() for party in self.parties),
+            "memory": None if self.memory is None else self.memory.to_dict(),
             "consequences": [one.to_dict() for one in self.consequences],
-            "allocation": None if allocation is None else dataclasses.asdict(allocation),
+            "allocation": None if allocation is None else allocation.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Finding":
         """The finding that `to_dict`, and JSON after it, made plain data of."""
-        parties = tuple(
-            Party(**{**party, "callers": tuple(party["callers"])}) for party in plain["parties"]
-        )
+        parties = tuple(map(Party.from_dict, plain["parties"]))
         tuples = {name: tuple(plain[name]) for name in ("advice", "details", "batch")}
         also = tuple(map(tuple, plain["also"]))
         memory = None if plain["memory"] is None else Elements.from_dict(plain["memory"])
@@ -227,7 +255,7 @@ class Finding:
             lines.append(f"  in batch element {element_of_batch(self.batch)}{first}")
         for party in self.told_parties:
             if party.program:
-                lines.append(f"  {party.who} {party.action}".rstrip())
+                lines.append(f"  {party.who} {party.action} {party.polled}".rstrip())
                 lines.append(f"    at {_where(party)}")
             else:
                 lines.append(f"  allocated by the kernel at {_where(party)}")
@@ -258,23 +286,6 @@ def _where(party: Party) -> str:
     return f"{party.file}:{party.line}" + (f" in {function}" if function else "")
 
 
-ACTIONS = {
-    "read": "reads",
-    "write": "writes",
-    "atomic update": "adds to",
-    "update": "updates",
-    "copy reads": "reads",
-    "copy writes": "writes",
-    "copy writes again": "writes again",
-    "signal": "signals",
-    "wait": "waits for",
-    "allocate": "allocates",
-    "poll": "polls",
-    "use": "uses it",
-    "release": "ends the scope",
-}
-
-
 def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     """Puts what the runtime recorded into words.
 
@@ -283,27 +294,23 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
       places: the names of the kernel's sites, cores and memory.
     """
     looks = raw.get("polled", ())
-    told = [look["party"] for look in looks] or [raw.get("first"), raw.get("second")]
-    parties = tuple(party_of(party, places) for party in told if party is not None)
-    name, indices, memory = _what(raw, parties, places)
+    if looks:
+        parties = tuple(_polling(look, places) for look in looks)
+        what, name, indices, memory = _polled_by_first(parties, raw, places)
+    else:
+        told = (raw.get("first"), raw.get("second"), *raw.get("more", ()))
+        parties = tuple(party_of(party, places) for party in told if party is not None)
+        name, indices, memory = _what(raw, parties, places)
+        what = element_name(name, indices)
     padding = " and ".join(map(written, padding_of(raw.get("window", ()))))
+    if padding:
+        what = _in_padding(name, indices if memory else "", padding)
     if raw["kind"] in OF_ITS_MEMORY:
         parties += tuple(_allocating(raw, parties, places))
-    # A core may poll several things.
-    whats = [
-        element_name(*_what(look, [party], places)[:2]) + _counting(look)
-        for look, party in zip(looks, parties, strict=False)
-    ]
     schedule = raw.get("schedule")
     return Finding(
         kind=raw["kind"],
-        sentence=SENTENCES[raw["kind"]](
-            raw,
-            parties,
-            _in_padding(name, indices if memory else "", padding)
-            if padding
-            else " and ".join(dict.fromkeys(whats)) or element_name(name, indices),
-        ),
+        sentence=sentence_of(raw, parties, what),
         parties=parties,
         name=name,
         indices=" and ".join(filter(None, (indices, padding))),
@@ -311,6 +318,7 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
         replay=replay_text(schedule) if schedule is not None else None,
         occurrences=raw.get("occurrences", 1),
         memory=memory,
+        details=tuple(_details(raw, parties)),
         also=tuple(
             tuple(places.core(party["program"], party["coordinates"]) for party in others)
             for others in raw.get("also", ())
@@ -330,6 +338,48 @@ def party_of(raw: Mapping[str, Any], places: Places) -> Party:
         is_dma=bool(raw.get("is_dma")),
         name=own.get("name") or "",
     )
+
+
+def _polling(look: Mapping[str, Any], places: Places) -> Party:
+    """A core that polls, with what it polls."""
+    party = party_of(look["party"], places)
+    if look["memory"] is None and look["semaphore"] is None:
+        return dataclasses.replace(party, polled="nothing that others can change")
+    name, indices, memory = _what(look, [party], places)
+    polled = element_name(name, indices) + _counting(look)
+    return dataclasses.replace(party, name=name, polled=polled, memory=memory)
+
+
+def _polled_by_first(
+    parties: Sequence[Party], raw: Mapping[str, Any], places: Places
+) -> tuple[str, str, str, Elements | None]:
+    """What the core that a livelock names first polls, which may be several things: in words, and
+    of the Ref or semaphore that it polls first the name and the elements, in words and as data.
+    """
+    first = parties[0]
+    own = [party for party in parties if party.program and _is_same_core(party, first)]
+    what = " and ".join(dict.fromkeys(party.polled for party in own))
+    if first.memory is None:
+        return what, *_what(raw, [first], places)
+    same = [party.memory for party in own if party.memory and party.name == first.name]
+    memory = joined_elements(same)
+    return what, first.name, memory.text, memory
+
+
+def _is_same_core(one: Party, other: Party) -> bool:
+    return one.program == other.program and one.core == other.core
+
+
+def _details(raw: Mapping[str, Any], parties: Sequence[Party]) -> Iterator[str]:
+    """What a finding says beside its parties."""
+    if raw["kind"] == "Livelock":
+        left_out = raw.get("pollers", 0) - len({(party.program, party.core) for party in parties})
+        if left_out > 0:
+            yield (
+                f"... and {left_out} more cores poll"
+                if left_out > 1
+                else ("... and one more core polls")
+            )
 
 
 def _allocating(
@@ -418,123 +468,7 @@ def _counting(look: Mapping[str, Any]) -> str:
     return "" if semaphore is None else f" (which counts {semaphore['count']})"
 
 
-def _race(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    one, other = parties
-    if other.action == ACTIONS["copy writes again"]:
-        return (
-            f"{one.who} writes {what} more than once, because its indices pick that place more "
-            "than once, and nothing says which of the values stays"
-        )
-    if one.program == other.program and one.core == other.core:
-        relation = "without waiting for it"
-        return (
-            f"{one.who} {one.action} {what} that {other.who} {other.action}, {relation}"
-            if one.is_dma != other.is_dma
-            else f"two DMAs of program {one.program!r} on {one.core} both touch {what}, and "
-            "nothing orders them"
-        )
-    return (
-        f"{one.who} {one.action} {what}, which {other.who} {other.action}, and nothing orders the "
-        "two"
-    )
-
-
-def _uninitialised(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    use = {
-        "branch": "decides a branch",
-        "index": "is used as an index",
-        "output": "ends in an output of the kernel",
-        "amount": "is used as an amount",
-        "callback": "is handed to Python",
-        "loop": "decides when a loop ends",
-    }.get(str(raw.get("use")), "is used")
-    joint = " and" if raw.get("window") else ", which"
-    return f"{parties[0].who} reads {what}{joint} nobody has written, and the value {use}"
-
-
-def _leftover(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    return (
-        f"{semaphore_in_words(what)} still counts {raw['value']} at the end of its scope, so more "
-        "was signalled than waited for"
-    )
-
-
-def _unwaited(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    return (
-        f"{parties[0].who} was started, and nobody waited for the {raw.get('moved', 0)} bytes it "
-        f"signals to {what!r}"
-    )
-
-
-def _in_flight(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    return f"{parties[0].who} may still be copying when the scope of {what} ends"
-
-
-def _too_large(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    if "brought" in raw:
-        return (
-            f"{parties[0].who} waits for {raw['wanted']} bytes on {what!r}, but none of the "
-            f"{raw['brought']} copies on it, nor several together, moved as many"
-        )
-    count = raw.get("copies", 1)
-    moved = (
-        "the copy it stands for moved"
-        if count == 1
-        else f"the {count} copies that it can stand for moved together"
-    )
-    return (
-        f"{parties[0].who} waits for {raw['wanted']} bytes on {what!r}, but {moved} {raw['moved']}"
-    )
-
-
-def _never_written(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    count = raw.get("count", 0)
-    elements = "element has" if count == 1 else "elements have"
-    least = "at least " if (raw.get("memory") or {}).get("is_cut_off") else ""
-    return f"output {what}: {least}{count} {elements} never been written"
-
-
-def _underflow(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    return (
-        f"{parties[0].who} takes {raw['wanted']} from {what!r} by a negative signal, but it counts "
-        f"{raw['value']}"
-    )
-
-
-def _overflow(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    return (
-        f"{parties[0].who} brings {what!r} to {raw['value']}, which is more than a semaphore of "
-        "the chip counts to"
-    )
-
-
-def _livelock(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    return (
-        f"{parties[0].who} polls {what} and can make no progress: every core that has not "
-        "finished only polls, and nobody is left who could change what is polled"
-    )
-
-
 def effect(finding: Finding) -> str:
     """What follows from the mistake that another finding tells of, as a line of its text."""
     last = finding.parties[-1] if finding.kind == "CopyInFlight" else finding.parties[0]
     return f"so {finding.sentence} ({_where(last)})"
-
-
-def _other(raw: Mapping[str, Any], parties: Sequence[Party], what: str) -> str:
-    return str(raw.get("text", what))
-
-
-SENTENCES = {
-    **dict.fromkeys(KINDS, _other),
-    "Race": _race,
-    "UninitialisedRead": _uninitialised,
-    "NeverWritten": _never_written,
-    "CopyInFlight": _in_flight,
-    "UnwaitedCopy": _unwaited,
-    "WaitTooLarge": _too_large,
-    "LeftoverSemaphore": _leftover,
-    "SemaphoreUnderflow": _underflow,
-    "SemaphoreOverflow": _overflow,
-    "Livelock": _livelock,
-}

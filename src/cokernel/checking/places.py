@@ -9,6 +9,8 @@ from cokernel.compiler.window_names import element_name
 
 Coordinates = tuple[int, ...]
 
+SEMAPHORE_BYTES = 16
+
 # Lists of cores are cut off after so many parts.
 LONGEST_LIST = 10
 
@@ -63,17 +65,32 @@ class Places:
             program = info["program"]
             for start, size, name, shape in self.memory.get("semaphores", {}).get(str(program), ()):
                 if start <= offset < start + size:
-                    element = _element(name, shape, (offset - start) // 16)
+                    element = _element(name, shape, (offset - start) // SEMAPHORE_BYTES)
                     key = ("private", program, offset)
                     return SemaphorePlace(element, name, key, info["index"], (start, start + size))
         if info["owner"] == "buffer":
             known = self.memory.get("instances", {}).get(str(info["index"]))
             if known is not None and known["bytes"]:
                 core, inside = divmod(offset, known["bytes"])
-                element = _element(known["name"], known["shape"], inside // 16)
+                element = _element(known["name"], known["shape"], inside // SEMAPHORE_BYTES)
                 key = ("instances", info["index"], inside)
                 return SemaphorePlace(element, known["name"], key, core, (0, known["bytes"]))
         return None
+
+    def signalled(self, key: Sequence[Any]) -> "str | None":
+        """The semaphore that a site signals, as the program names it: one, or all of an array if
+        it may be any; None for one nobody knows.
+        """
+        place, owner, first, end, _ = key
+        known: dict[str, Any] = {"offset": first, "index": 0}
+        if place == "private":
+            known |= {"owner": "private", "program": owner}
+        else:
+            known |= {"owner": "buffer", "index": owner}
+        found = self.semaphore(known)
+        if found is None:
+            return None
+        return found.element if end - first == SEMAPHORE_BYTES else found.name
 
     def ref(self, memory: Mapping[str, Any], names: Sequence[str] = ()) -> Mapping[str, Any] | None:
         """The Ref that some bytes of a launch's memory belong to; None if there is none.

@@ -254,12 +254,12 @@ def _with_effects(
     )
 
 
-def _explained(raw: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, str]]:
-    """The waits of a deadlock of which a finding says what they lack: program, site and kind."""
+def _explained(raw: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], str]]:
+    """The semaphores of which a finding says what those lack that wait for them, with its kind."""
     return [
-        (finding["first"]["program"], finding["first"]["site"], finding["kind"])
+        (finding["semaphore"], finding["kind"])
         for finding in raw
-        if finding["kind"] in EXPLAIN_DEADLOCKS and finding["first"] is not None
+        if finding["kind"] in EXPLAIN_DEADLOCKS and finding["semaphore"] is not None
     ]
 
 
@@ -315,11 +315,13 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         )
     order = {kind: number for number, kind in enumerate(KINDS)}
     found = by_identity.values()
-    blocked = {line for finding in found if finding.kind == "Deadlock" for line in finding.lines}
+    blocked = {
+        party.name for finding in found if finding.kind == "Deadlock" for party in finding.parties
+    }
 
     def rank(finding: Finding) -> int:
         # What a deadlock follows from is told first.
-        explains = finding.kind in EXPLAIN_DEADLOCKS and not blocked.isdisjoint(finding.lines[:1])
+        explains = finding.kind in EXPLAIN_DEADLOCKS and finding.name in blocked
         kinds = [finding.kind, *(one.kind for one in finding.consequences)]
         return -1 if explains else min(order.get(kind, len(KINDS)) for kind in kinds)
 

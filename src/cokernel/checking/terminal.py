@@ -50,7 +50,8 @@ def _panel(finding: "Finding") -> Any:
 def _party(party: "Party") -> list[Any]:
     from rich.text import Text
 
-    lines: list[Any] = [Text.assemble("\n", (party.who, "bold"), f" {party.action}")]
+    action = f" {party.action} {party.polled}".rstrip()
+    lines: list[Any] = [Text.assemble("\n", (party.who, "bold"), action)]
     if not party.program:
         lines = [Text.assemble("\nallocated by ", (party.who, "bold"))]
     if party.file is not None and party.line is not None:

@@ -188,7 +188,7 @@ def _sites_of_deadlock(use: _Use, failure: Raw, places: Places) -> Iterable[Site
             yield group.site
         group.find_helpers(failure["cores"], places)
         yield from group.signals
-        yield from group.near_misses
+        yield from (site for site, _ in group.near_misses)
         if group.is_barrier and group.site is not None:
             yield from (
                 site for site in places.sites if site["operation"] == group.site["operation"]

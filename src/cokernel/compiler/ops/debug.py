@@ -113,6 +113,8 @@ def _without_wide_types(array: np.ndarray) -> np.ndarray:
 @rule(_jax.check_p)
 def _check(context: Context, eqn: Any, *operands: Value) -> None:
     if eqn.params["debug"] and not _jax.debug_checks_enabled():
+        why = "JAX has it switched off (pl.enable_debug_checks(True) switches it on)"
+        context.kernel.note_unchecked(context, "debug_check", why)
         return
     err_tree = eqn.params["err_tree"]
     # The predicates of an error say what went wrong, not what is as it should be.

@@ -70,8 +70,8 @@ void join(CheckedRecord& sum, CheckedRecord&& one) {
   sum.candidates = std::move(one.candidates);
   sum.continuing = std::move(one.continuing);
   sum.behaviour = one.behaviour;
-  sum.copies_seen = std::move(one.copies_seen);
   sum.failed_use_site = one.failed_use_site;
+  sum.starved = std::move(one.starved);
   sum.fits = sum.fits && one.fits;
   sum.counts.accesses += one.counts.accesses;
   sum.counts.signals += one.counts.signals;

@@ -138,9 +138,7 @@ void State::report_left(SemaphoreState& semaphore) {
     if (signal.is_dma ? !options_.unwaited_copies : !options_.leftovers) continue;
     Finding finding;
     finding.kind = signal.is_dma ? "UnwaitedCopy" : "LeftoverSemaphore";
-    finding.first = party_of_core(signal.core, signal.site, "signal");
-    finding.first->is_dma = signal.is_dma;
-    if (signal.is_dma) finding.first->dma_site = signal.site;
+    finding.first = party_of_signal(signal.core, signal.site, signal.is_dma);
     if (signal.taker >= 0) {
       finding.second = party_of_core(signal.taker, signal.taker_site, "wait");
     }
@@ -166,9 +164,7 @@ void State::report_misfit(SemaphoreState& semaphore) {
   Finding finding;
   finding.kind = "WaitTooLarge";
   finding.first = party_of_core(wait->core, wait->site, "wait");
-  finding.second = party_of_core(copy.core, copy.site, "signal");
-  finding.second->is_dma = true;
-  finding.second->dma_site = copy.site;
+  finding.second = party_of_signal(copy.core, copy.site, true);
   set_semaphore(finding, semaphore);
   finding.numbers = {{"wanted", wait->bytes},
                      {"moved", copy.bytes},
@@ -191,9 +187,7 @@ void State::release_semaphores(Core* core, int32_t site, char* begin, int64_t by
     if (is_semaphore == 2 && static_cast<int32_t>(dma->agent.core) != number_of(core)) continue;
     Finding finding;
     finding.kind = "CopyInFlight";
-    finding.first = party_of_core(static_cast<int32_t>(dma->agent.core), dma->site, "signal");
-    finding.first->is_dma = true;
-    finding.first->dma_site = dma->site;
+    finding.first = party_of_signal(static_cast<int32_t>(dma->agent.core), dma->site, true);
     finding.second = party_of_core(number_of(core), site, "release");
     set_semaphore(finding, arrives ? *dma->arrival : *dma->departure);
     finding.numbers = {{"moved", arrives ? dma->arrival_amount : dma->departure_amount}};
@@ -274,24 +268,78 @@ void State::look_at_outputs() {
   }
 }
 
-// What the cores lack that wait for copies; the deadlock itself is the failure of the launch.
+Party State::party_of_signal(int32_t core, int32_t site, bool is_dma) const {
+  Party party = party_of_core(core, site, "signal");
+  party.is_dma = is_dma;
+  if (is_dma) party.dma_site = site;
+  return party;
+}
+
+std::vector<Party> State::others_counted(const SemaphoreState& semaphore, int32_t core,
+                                         int32_t site) const {
+  // A report that lists more lines says no more.
+  constexpr std::size_t kMostOthers = 8;
+  std::vector<Party> found;
+  for (const Signal& signal : semaphore.signals) {
+    if (signal.core < 0 || (signal.core == core && signal.site == site)) continue;
+    const Party party = party_of_signal(signal.core, signal.site, signal.is_dma);
+    const bool is_known = std::any_of(found.begin(), found.end(), [&](const Party& other) {
+      return other.program == party.program && other.site == party.site;
+    });
+    if (!is_known && found.size() < kMostOthers) found.push_back(party);
+  }
+  return found;
+}
+
+// The semaphores of the same core that count something, and this one of other cores.
+std::vector<Starved::Untaken> State::untaken_beside(const SemaphoreState& waited) const {
+  constexpr std::size_t kMostTold = 16;
+  std::vector<Starved::Untaken> found;
+  for (const auto& semaphore : semaphores_.all()) {
+    const Place& place = semaphore->place;
+    if (semaphore.get() == &waited || semaphore->count <= 0 || place.owner != waited.place.owner ||
+        place.program != waited.place.program) {
+      continue;
+    }
+    if (place.index != waited.place.index && place.offset != waited.place.offset) continue;
+    Starved::Untaken untaken{place, semaphore->count, {}};
+    for (const Signal& signal : semaphore->signals) {
+      if (signal.core < 0) continue;
+      untaken.from.push_back(
+          {party_of_signal(signal.core, signal.site, signal.is_dma), signal.left, 1});
+      if (untaken.from.size() == kMostTold) break;
+    }
+    if (untaken.from.empty()) continue;
+    found.push_back(std::move(untaken));
+    if (found.size() == kMostTold) break;
+  }
+  return found;
+}
+
+// What the cores lack that wait for semaphores; the deadlock itself is the failure of the launch.
 void State::report_blocked_waits() {
+  // To compare the semaphores of very many cores with each other would take long.
+  constexpr int32_t kMostStarved = 256;
+  int32_t starved_cores = 0;
   for (int32_t i = 0; i < launch_.core_count; ++i) {
     const Wait& wait = cores_[i].wait;
-    if (wait.semaphore == nullptr || !wait.is_dma) continue;
-    CopiesSeen seen;
-    seen.core = i;
-    for (const CopiesFrom& copies : wait.semaphore->copies) {
-      Party party = party_of_core(copies.core, copies.site, "signal");
-      party.is_dma = true;
-      party.dma_site = copies.site;
-      seen.from.push_back({party, copies.amount, copies.times});
+    if (wait.semaphore == nullptr) continue;
+    Starved starved;
+    starved.core = i;
+    starved.is_for_copies = wait.is_dma;
+    if (wait.is_dma) {
+      for (const CopiesFrom& copies : wait.semaphore->copies) {
+        starved.from.push_back(
+            {party_of_signal(copies.core, copies.site, true), copies.amount, copies.times});
+      }
     }
-    record.copies_seen.push_back(std::move(seen));
+    if (starved_cores++ < kMostStarved) starved.untaken = untaken_beside(*wait.semaphore);
+    record.starved.push_back(std::move(starved));
     const int64_t count = wait.semaphore->count;
-    if (count <= 0 || count >= wait.value) continue;
+    if (!wait.is_dma || count <= 0 || count >= wait.value || wait.semaphore->is_torn) continue;
     const std::deque<Signal>& signals = wait.semaphore->signals;
-    add_wait_too_large(i, wait, signals.front(), count, static_cast<int64_t>(signals.size()));
+    add_wait_too_large(i, wait, signals.front(),
+                       {{"left", count}, {"copies", static_cast<int64_t>(signals.size())}});
   }
 }
 
@@ -304,20 +352,18 @@ void State::note_use_that_failed() {
   if (use.site >= 0 && use.event == event_) record.failed_use_site = use.site;
 }
 
-// `signal` is what it waited for instead of its own copy, or as well as that; `copies` have `moved`
-// so much together.
-void State::add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal, int64_t moved,
-                               int64_t copies) {
+// `signal` is what it waited for instead of its own copy, or as well as that.
+void State::add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal,
+                               std::vector<std::pair<const char*, int64_t>> numbers) {
   Finding finding;
   finding.kind = "WaitTooLarge";
   finding.first = party_of_core(core, wait.site, "wait");
   if (signal.core >= 0) {
-    finding.second = party_of_core(signal.core, signal.site, "signal");
-    finding.second->is_dma = signal.is_dma;
-    if (signal.is_dma) finding.second->dma_site = signal.site;
+    finding.second = party_of_signal(signal.core, signal.site, signal.is_dma);
   }
   set_semaphore(finding, *wait.semaphore);
-  finding.numbers = {{"wanted", wait.value}, {"moved", moved}, {"copies", copies}};
+  finding.numbers = std::move(numbers);
+  finding.numbers.emplace_back("wanted", wait.value);
   add(std::move(finding));
 }
 
@@ -326,12 +372,12 @@ void State::fail_livelocked(int32_t number) {
   finding.kind = "Livelock";
   const auto tell = [&](int32_t core) {
     const CoreInfo& known = cores_[core];
-    if (known.polled_before.empty()) {
+    if (known.looks.empty()) {
       // It looks at nothing that others could change.
       const int32_t site = launch_.cores[core].site.load(std::memory_order_relaxed);
       finding.polled.push_back({party_of_core(core, site, "poll"), {}, {}, 0});
     }
-    for (const Look& look : known.polled_before) {
+    for (const Look& look : known.looks) {
       Polled polled{party_of_core(core, look.site, "poll"), {}, {}, 0};
       if (look.semaphore != nullptr) {
         polled.semaphore = look.semaphore->place;

@@ -7,11 +7,18 @@ namespace cokernel::checked {
 
 namespace {
 
-// Whatever was left of a signal, it is one mistake, whoever took a part of it; and so is a copy
-// that outlives its scope, whichever scope it comes to.
+// Whatever was left of a signal, it is one mistake, whoever took a part of it; so is a copy that
+// outlives its scope, whichever scope it comes to, and a wait that is too large, whichever copy it
+// has met.
 bool is_of_the_first(const Finding& finding) {
   const std::string_view kind = finding.kind;
-  return kind == "LeftoverSemaphore" || kind == "UnwaitedCopy" || kind == "CopyInFlight";
+  return kind == "LeftoverSemaphore" || kind == "UnwaitedCopy" || kind == "CopyInFlight" ||
+         kind == "WaitTooLarge";
+}
+
+// Of all that has signalled too often, the schedule says who did it last.
+bool is_of_its_semaphore(const Finding& finding) {
+  return std::string_view(finding.kind) == "SemaphoreOverflow";
 }
 
 bool is_next_scope(const Finding& finding) {
@@ -33,6 +40,7 @@ Findings::Key Findings::key_of(const Finding& finding) {
     if (rank(second) < rank(first)) std::swap(first, second);
   }
   if (is_of_the_first(finding)) second = Party();
+  if (is_of_its_semaphore(finding)) first = Party();
   int32_t owner = -1;
   int64_t where = 0;
   if (finding.memory.has_value()) {
@@ -80,6 +88,9 @@ void Findings::merge(Finding& known, const Finding& finding, bool unite) {
     known.second = finding.second;
   }
   const auto names = [&](const std::optional<Party>& first, const std::optional<Party>& second) {
+    if (is_of_its_semaphore(known)) {
+      return first->program == finding.first->program && first->index == finding.first->index;
+    }
     if (is_of_the_first(known)) return is_same_core(first, finding.first);
     return (is_same_core(first, finding.first) && is_same_core(second, finding.second)) ||
            (is_same_core(first, finding.second) && is_same_core(second, finding.first));

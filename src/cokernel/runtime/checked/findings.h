@@ -104,6 +104,7 @@ struct Finding {
   const char* kind = "";
   std::optional<Party> first;  // None for what nobody did.
   std::optional<Party> second;
+  std::vector<Party> more;            // SemaphoreOverflow: who else signalled what is counted.
   std::optional<Party> allocator;     // UninitialisedRead: the scope that asked for the memory.
   std::optional<MemoryRange> memory;  // What the parties touched, and nobody else.
   std::optional<Place> semaphore;
@@ -158,16 +159,23 @@ struct Candidate {
   int32_t core;                  // The core, or the one that started the DMA.
 };
 
-// A core that waits for a copy when the launch is deadlocked, and the copies that have signalled
-// its semaphore so far.
-struct CopiesSeen {
+// A core that waits for a semaphore when the launch is deadlocked.
+struct Starved {
   struct From {
     Party party;
     int64_t amount = 0;
     int64_t times = 0;
   };
+  // Another semaphore that counts something which nobody has taken.
+  struct Untaken {
+    Place place;
+    int64_t count = 0;
+    std::vector<From> from;
+  };
   int32_t core = 0;  // In the order of the launch.
-  std::vector<From> from;
+  bool is_for_copies = false;
+  std::vector<From> from;  // If so: the copies that have signalled the semaphore so far.
+  std::vector<Untaken> untaken;
 };
 
 struct Counts {
@@ -197,9 +205,9 @@ struct CheckedRecord {
   bool fits = true;         // The choices of the schedule could be taken.
   bool is_complete = true;  // Every schedule ran to its end.
   bool failed = false;
-  std::vector<CopiesSeen> copies_seen;
   // Where the core that has ended the launch had just used an undefined value; -1 if it had not.
   int32_t failed_use_site = -1;
+  std::vector<Starved> starved;
   Failure failure;  // If the launch failed by more than a finding.
 };
 

@@ -61,6 +61,8 @@ bool State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
     if (cache.region == nullptr) return false;
   }
   if (kind == AccessKind::kPoll) {
+    // Who polls for long makes records, too.
+    shadow_.collect_if_due();
     acquire_polled(core, *cache.region, begin, end);
     watch(begin, end);
     note_look(core, {site, nullptr, begin, end, element_bytes});
@@ -136,15 +138,18 @@ void State::acquire_polled(Core* core, Region& region, uintptr_t begin, uintptr_
 // A core that polls looks at few things, and at the same ones again and again.
 void State::note_look(Core* core, const Look& look) {
   constexpr std::size_t kMostLooks = 16;
-  std::vector<Look>& polled = info(core).polled;
-  if (polled.size() >= kMostLooks) return;
-  for (const Look& other : polled) {
+  CoreInfo& known = info(core);
+  // Before that it need not be known.
+  if (known.is_stuck || known.digest_at == 0) return;
+  std::vector<Look>& looks = known.looks;
+  if (looks.size() >= kMostLooks) return;
+  for (const Look& other : looks) {
     if (other.site == look.site && other.semaphore == look.semaphore && other.begin == look.begin &&
         other.end == look.end) {
       return;
     }
   }
-  polled.push_back(look);
+  looks.push_back(look);
 }
 
 void State::watch(uintptr_t begin, uintptr_t end) {

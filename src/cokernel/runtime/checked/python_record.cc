@@ -88,6 +88,11 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
   if (finding.first.has_value()) result["first"] = describe_party(executable, *finding.first);
   result["second"] = nb::none();
   if (finding.second.has_value()) result["second"] = describe_party(executable, *finding.second);
+  if (!finding.more.empty()) {
+    nb::list more;
+    for (const Party& party : finding.more) more.append(describe_party(executable, party));
+    result["more"] = more;
+  }
   if (finding.allocator.has_value()) {
     result["allocator"] = describe_party(executable, *finding.allocator);
   }
@@ -142,17 +147,31 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
   return result;
 }
 
-// To each core of a deadlock that waits for a copy, those that have signalled its semaphore.
-void add_copies(const Executable& executable, const CheckedRecord& record, nb::object failure) {
-  for (const CopiesSeen& seen : record.copies_seen) {
-    nb::list copies;
-    for (const CopiesSeen::From& from : seen.from) {
-      nb::dict described = describe_party(executable, from.party);
-      described["moved"] = from.amount;
-      described["times"] = from.times;
-      copies.append(described);
+nb::list describe_signals(const Executable& executable, const std::vector<Starved::From>& all) {
+  nb::list result;
+  for (const Starved::From& from : all) {
+    nb::dict described = describe_party(executable, from.party);
+    described["moved"] = from.amount;
+    described["times"] = from.times;
+    result.append(described);
+  }
+  return result;
+}
+
+// To each core of a deadlock that waits for a semaphore, what else is counted that it could have
+// meant; and if it waits for a copy, those that have signalled its semaphore.
+void add_starved(const Executable& executable, const CheckedRecord& record, nb::object failure) {
+  for (const Starved& starved : record.starved) {
+    nb::object core = failure["cores"][nb::int_(starved.core)];
+    if (starved.is_for_copies) core["copies"] = describe_signals(executable, starved.from);
+    nb::list untaken;
+    for (const Starved::Untaken& other : starved.untaken) {
+      nb::dict described = describe_place(other.place);
+      described["count"] = other.count;
+      described["from"] = describe_signals(executable, other.from);
+      untaken.append(described);
     }
-    failure["cores"][nb::int_(seen.core)]["copies"] = copies;
+    core["untaken"] = untaken;
   }
 }
 
@@ -263,7 +282,7 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
   if (!failure.is_none()) {
     failure["schedule"] = describe_schedule(record.schedule);
     failure["use_site"] = record.failed_use_site;
-    add_copies(executable, record, failure);
+    add_starved(executable, record, failure);
   }
   result["failure"] = failure;
   return result;

@@ -163,6 +163,7 @@ void SemaphoreTable::begin_scope(const Semaphore* first, const Semaphore* last) 
     known->copies.clear();
     known->largest_copy = 0;
     known->matching = Matching();
+    known->is_torn = false;
   }
 }
 

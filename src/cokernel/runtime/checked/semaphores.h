@@ -77,6 +77,7 @@ struct SemaphoreState {
   int64_t largest_copy = 0;  // The most that one DMA has signalled.
   std::vector<CopiesFrom> copies;
   Matching matching;
+  bool is_torn = false;  // A wait that was too large has taken a part of a copy.
 
   void add(Signal signal);
   // Takes `value` from the oldest signals. What is taken is acquired: a signal as soon as any of it

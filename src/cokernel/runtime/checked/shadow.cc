@@ -129,7 +129,7 @@ bool Shadow::access_pages(Region& region, const Access& access, uintptr_t begin,
     }
     touch_cells(access, *page, page_begin, begin, stop, is_whole);
   }
-  if (accesses_.size() > next_collection_) collect_if_large();
+  collect_if_due();
   return (seen_writes_ & kUndefined) != 0;
 }
 
@@ -296,7 +296,7 @@ bool Shadow::any_undefined(const Region& region, uintptr_t begin, uintptr_t end)
 }
 
 // Records of epochs that no cell refers to any more would fill the memory in a long launch.
-void Shadow::collect_if_large() {
+void Shadow::collect() {
   accesses_.collect([&](auto mark) {
     for (const Region& region : regions_) {
       const std::size_t count = ((region.end - 1) >> kPageBits) - region.first_page + 1;

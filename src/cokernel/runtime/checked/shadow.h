@@ -163,7 +163,7 @@ class Shadow {
   void divide(Page& page, uintptr_t begin, uintptr_t end);
   Cells* allocate_cells(uint32_t shift);
   void free_cells(Cells* cells);
-  void collect_if_large();
+  void collect();
 
   Accesses& accesses_;
   Conflicts& conflicts_;
@@ -184,6 +184,10 @@ class Shadow {
  public:
   // Changes when the numbers of all records have changed.
   uint64_t collections() const { return collections_; }
+  // Forgets records that nothing refers to, once there are very many.
+  void collect_if_due() {
+    if (accesses_.size() > next_collection_) collect();
+  }
 };
 
 template <typename Visit>

@@ -13,6 +13,10 @@ namespace {
 // at once would cost programs that poll for a short time.
 constexpr int64_t kSuspectedPolls = 64;
 
+// A loop may let others go on several times before it comes to where it was: for each of the
+// semaphores that it reads, and at its own end.
+constexpr int64_t kLongestRound = 32;
+
 constexpr int32_t kManyCores = 1024;
 
 }  // namespace
@@ -269,8 +273,6 @@ void State::yield(Core* core, int32_t site) {
   const int32_t number = number_of(core);
   CoreInfo& known = cores_[number];
   known.operation = kPoll;
-  known.polled_before.swap(known.polled);
-  known.polled.clear();
   last_polled_ = true;
   if (known.polls_at_change != changes_) {
     known.polls_at_change = changes_;
@@ -281,8 +283,11 @@ void State::yield(Core* core, int32_t site) {
   if (polls < kSuspectedPolls || known.is_stuck) return;
   if ((polls & (polls - 1)) == 0) {
     known.digest = digest_of(core);
-  } else if (((polls - 1) & (polls - 2)) == 0 && digest_of(core) == known.digest) {
-    // All it remembers is as it was one poll before, so that it will poll again and again.
+    known.digest_at = polls;
+    known.looks.clear();
+  } else if (polls - known.digest_at <= kLongestRound && digest_of(core) == known.digest) {
+    // All it remembers is as it was some polls before, so that it will poll again and again what it
+    // has looked at since.
     known.is_stuck = true;
     if (in_flight_.empty() && only_polling()) fail_livelocked(number);
   }

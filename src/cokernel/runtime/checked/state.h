@@ -154,11 +154,10 @@ class State final : public Conflicts {
     int64_t polls = 0;
     int64_t polls_at_change = 0;
     uint64_t digest = 0;
+    int64_t digest_at = 0;  // After how many polls.
     bool is_stuck = false;
-    // Since it last let others go on, and between the two times before that.
-    std::vector<Look> polled;
-    std::vector<Look> polled_before;
-    int64_t dmas = 0;  // Started so far.
+    std::vector<Look> looks;  // Since then, or since anything changed.
+    int64_t dmas = 0;         // Started so far.
     std::vector<uint32_t> dma_agents;
     // By the number of the read in its program; the one that came last goes for all others.
     std::unordered_map<int32_t, UndefinedRead> undefined_reads;
@@ -270,8 +269,13 @@ class State final : public Conflicts {
   void look_at_outputs();
   void report_blocked_waits();
   void note_use_that_failed();
-  void add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal, int64_t moved,
-                          int64_t copies);
+  void add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal,
+                          std::vector<std::pair<const char*, int64_t>> numbers);
+  std::vector<Starved::Untaken> untaken_beside(const SemaphoreState& waited) const;
+  // From where else came what a semaphore counts: each line of each core once.
+  std::vector<Party> others_counted(const SemaphoreState& semaphore, int32_t core,
+                                    int32_t site) const;
+  Party party_of_signal(int32_t core, int32_t site, bool is_dma) const;
 
   Launch& launch_;
   const CheckedOptions& options_;

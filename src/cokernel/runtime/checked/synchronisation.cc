@@ -38,12 +38,13 @@ void State::add_signal(SemaphoreState& semaphore, Signal signal, int64_t agent_k
   const bool is_dma = signal.is_dma;
   semaphore.add(std::move(signal));
   changed();
-  if (semaphore.count < 0 || semaphore.count > kLargestCount) {
+  // Whoever signals it further does nothing new.
+  const bool overflows = before <= kLargestCount && semaphore.count > kLargestCount;
+  if (semaphore.count < 0 || overflows) {
     Finding finding;
     finding.kind = semaphore.count < 0 ? "SemaphoreUnderflow" : "SemaphoreOverflow";
-    finding.first = party_of_core(core, site, "signal");
-    finding.first->is_dma = is_dma;
-    if (is_dma) finding.first->dma_site = site;
+    finding.first = party_of_signal(core, site, is_dma);
+    if (overflows) finding.more = others_counted(semaphore, core, site);
     set_semaphore(finding, semaphore);
     finding.numbers = {{"wanted", amount < 0 ? -amount : amount},
                        {"value", semaphore.count < 0 ? before : semaphore.count}};
@@ -110,7 +111,8 @@ void State::complete_wait(Core* core) {
     if (begun != nullptr && wait.is_dma) {
       // This tells of it.
       semaphore.matching.give_up();
-      add_wait_too_large(number, wait, *begun, semaphore.largest_copy, 1);
+      semaphore.is_torn = true;
+      add_wait_too_large(number, wait, *begun, {{"moved", semaphore.largest_copy}});
     }
     changed();
     wake(semaphore);
