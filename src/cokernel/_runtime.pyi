@@ -230,6 +230,7 @@ class CheckedRecord(TypedDict):
     behaviour: int  # equal if all semaphores saw the same operations in the same order.
     behaviours: int  # How many different ones there were.
     counts: CheckedCounts
+    claimed: int  # How many of the accesses loops have claimed, see runtime/checked/claims.cc.
     failure: Failure | None
 
 class ProgramStatistics(TypedDict):
@@ -272,6 +273,11 @@ def set_schedule(schedule: dict[str, Any] | None) -> dict[str, Any] | None:
     options; None gives that back. Launches are counted from 0 again. Returns the schedule before.
 
     Its keys are those of CheckedSchedule.
+    """
+
+def set_claims(are_taken: bool) -> bool:
+    """Sets whether checked launches of the process take what loops claim, which changes nothing but
+    their time; they do unless told otherwise. Returns what was set before.
     """
 
 def launch(key: int, buffers: Sequence[int | tuple[int, int]]) -> None:

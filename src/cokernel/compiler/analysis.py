@@ -178,10 +178,13 @@ def _same_operands(one: Any, other: Any) -> bool:
 
 def equation_may_suspend(eqn: Any, *, is_checked: bool) -> bool:
     """Whether an equation can suspend the core, itself or in a jaxpr it runs."""
+    from cokernel.compiler.polling import polls_by_reading
+
     return (
         eqn.primitive in SUSPENDING
         or (is_checked and eqn.primitive in STEPS)
-        or is_polling(eqn)
+        # In checked mode other loops do not let others run: each time costs a decision.
+        or (polls_by_reading(eqn) if is_checked else is_polling(eqn))
         or any(may_suspend(inner, is_checked=is_checked) for inner in inner_jaxprs(eqn))
     )
 

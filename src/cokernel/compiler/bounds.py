@@ -39,6 +39,9 @@ def check_slice(
             good = ir.Constant(dtypes.i1, 0)
         else:
             good = function.builder.icmp_unsigned("<=", function.index(start), function.index(last))
+            claims = context.claims
+            if claims is not None and claims.function is function:
+                good = claims.checked_index(function.index(start), last, good)
     else:
         # With a dynamic size each part is checked on its own, so that no sum can overflow.
         builder = function.builder

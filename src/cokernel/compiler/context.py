@@ -89,6 +89,8 @@ class Context:
         self.is_polled = False
         # What the runtime has said of the read before this equation; see `ops/definedness.py`.
         self.answer: Any = None
+        # What the loop around this equation claims in checked mode, if it may; see `claims.py`.
+        self.claims: Any = None
         # How many accesses to memory checked mode has been told of; see `program.py`.
         self.probe_count = 0
         # In checked mode, for each jaxpr being walked, innermost last: the Refs whose scope ends

@@ -102,6 +102,8 @@ class FunctionBuilder:
         self.core.name = "core"
         self.parameters = self.function.args[1:]
         self.loop_count = 0
+        # Where the function looks whether the launch has been told to stop, by identity.
+        self.stops: set[int] = set()
         self._entry_values: dict[object, ir.Value] = {}
         self._failure_block: ir.Block | None = None
         self._handle: ir.Value | None = None
@@ -379,6 +381,7 @@ class FunctionBuilder:
         stop = self.builder.load_atomic(flag, "monotonic", 4, typ=i32)
         running = self.function.append_basic_block("running")
         proceed = self.builder.icmp_signed("==", stop, ir.Constant(i32, 0))
+        self.stops.add(id(self.builder.block))
         leaving = self.failure()
         if site is not None:
             leaving = self.function.append_basic_block("left_loop")

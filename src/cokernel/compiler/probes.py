@@ -77,6 +77,13 @@ def probe(context: "Context", view: "View", access: Access, operation: str) -> i
     """
     if access is Access.NONE or dtypes.is_semaphore(view.dtype) or not is_probed(context):
         return None
+    with telling(context, view, access):
+        return _probe_view(context, view, access, operation)
+
+
+def _probe_view(
+    context: "Context", view: "View", access: Access, operation: str
+) -> ir.Value | None:
     from cokernel.compiler.refs import Place
 
     if view.pieces is not None:
@@ -94,7 +101,19 @@ def probe(context: "Context", view: "View", access: Access, operation: str) -> i
         return None
     itemsize = dtypes.itemsize(view.dtype)
     extents, strides = view.reach()
-    return probe_block(context, site, access, view.address, extents, strides, itemsize)
+    if context.claims is None:
+        return probe_block(context, site, access, view.address, extents, strides, itemsize)
+    if any(isinstance(extent, int) and extent == 0 for extent in extents):
+        return None
+    few, steps = merged(context.function, extents, strides)
+    return context.claims.guarded(
+        context,
+        view,
+        access,
+        site,
+        (few, steps),
+        lambda: probe_block(context, site, access, view.address, few, steps, itemsize),
+    )
 
 
 @contextlib.contextmanager
@@ -103,11 +122,13 @@ def one_access(context: "Context", *, is_scatter: bool = False) -> Iterator[None
     places that indices pick, of which each may come once.
     """
     function = context.function
+    claims = context.claims
     for begins in (2 if is_scatter else 1, 0):
         arguments = [function.core, ir.Constant(i32, begins)]
         function.call_external("cokernel_checked_group", void, arguments)
         if begins:
-            yield
+            with contextlib.nullcontext() if claims is None else claims.grouped():
+                yield
 
 
 # Blocks.
@@ -134,17 +155,20 @@ def probe_block(
         size = context.function.multiply(extents[0], itemsize)
         return probe_run(context, site, access, address, size, itemsize)
     function = context.function
-    return function.call_external(
-        "cokernel_checked_access_strided",
-        i32,
-        [
-            *_head(function, site, access),
-            address,
-            ir.Constant(i64, itemsize),
-            ir.Constant(i64, len(extents)),
-            table(context, extents),
-            table(context, strides),
-        ],
+    return _noted(
+        context,
+        function.call_external(
+            "cokernel_checked_access_strided",
+            i32,
+            [
+                *_head(function, site, access),
+                address,
+                ir.Constant(i64, itemsize),
+                ir.Constant(i64, len(extents)),
+                table(context, extents),
+                table(context, strides),
+            ],
+        ),
     )
 
 
@@ -159,9 +183,28 @@ def probe_run(
     """Tells of an access to `size` bytes that lie together, and returns the runtime's answer."""
     function = context.function
     arguments = [address, function.index(size), ir.Constant(i64, itemsize)]
-    return function.call_external(
-        "cokernel_checked_access", i32, [*_head(function, site, access), *arguments]
+    return _noted(
+        context,
+        function.call_external(
+            "cokernel_checked_access", i32, [*_head(function, site, access), *arguments]
+        ),
     )
+
+
+def _noted(context: "Context", probe: ir.Value) -> ir.Value:
+    """A probe that has been emitted, once the loop around it knows of it."""
+    if context.claims is not None:
+        context.claims.note(probe)
+    return probe
+
+
+def telling(
+    context: "Context", view: "View", access: Access
+) -> contextlib.AbstractContextManager[None]:
+    """Around probes of what a view shows a part of."""
+    if context.claims is None:
+        return contextlib.nullcontext()
+    return context.claims.telling(view, access)
 
 
 def _head(function: FunctionBuilder, site: ir.Constant, access: Access) -> list[ir.Value]:
@@ -279,7 +322,7 @@ def _tell_pieces(
     mask: ir.Value | None,
 ) -> None:
     function = context.function
-    function.call_external(
+    probe = function.call_external(
         "cokernel_checked_access_picked",
         void,
         [
@@ -291,6 +334,7 @@ def _tell_pieces(
             ir.Constant(pointer, None) if mask is None else mask,
         ],
     )
+    _noted(context, probe)
 
 
 def lane_addresses(context: "Context", base: ir.Value, offsets: Sequence[int]) -> ir.Value:
@@ -336,7 +380,8 @@ def probe_lanes(
         builder.store(builder.zext(mask, wide), taken, align=1)
     site = access_site(context, view, operation)
     itemsize = dtypes.itemsize(view.dtype)
-    _tell_pieces(context, site, access, room, count, itemsize, itemsize, taken)
+    with telling(context, view, access):
+        _tell_pieces(context, site, access, room, count, itemsize, itemsize, taken)
 
 
 def probe_masked(
@@ -364,7 +409,7 @@ def probe_masked(
     inner = context.function.sibling("probe_masked", [leaf.type for leaf in leaves])
     incoming = iter(inner.parameters)
     base, taken, *picks = (operand.rebuild(incoming) for operand in operands)
-    with context.inside(inner):
+    with context.inside(inner), telling(context, view, access):
         with inner.nest(view.shape) as index:
             builder = ElementBuilder(inner)
             with inner.builder.if_then(taken.element(builder, index)):
@@ -389,11 +434,12 @@ def probe_front(
     buffer = view.buffer()
     if buffer.is_dense:
         size = context.function.multiply(count, itemsize)
-        probe_run(context, site, access, buffer.address, size, itemsize)
+        with telling(context, view, access):
+            probe_run(context, site, access, buffer.address, size, itemsize)
         return
     inner = context.function.sibling("probe_front", [pointer, i64])
     base, limit = inner.parameters
-    with context.inside(inner):
+    with context.inside(inner), telling(context, view, access):
         with inner.loop(0, limit) as loop:
             offset = inner.linear_index(inner.unravel(loop.counter, view.shape), view.strides)
             probe_run(context, site, access, inner.advance(base, offset), itemsize, itemsize)

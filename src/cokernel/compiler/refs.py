@@ -233,6 +233,8 @@ class View:
     overhang: Overhang | None = None
     # Known where `room` or `overhang` is.
     origin: Origin | None = None
+    # Where the Ref begins; None if that is not known.
+    start: ir.Value | None = None
 
     def reach(self) -> tuple[tuple[Index, ...], tuple[int, ...]]:
         """The extents and strides of what lies in the Ref."""
@@ -254,7 +256,7 @@ class View:
 
     def on(self, address: ir.Value) -> "View":
         """The same part of another instance, whose Ref starts so many bytes away."""
-        return dataclasses.replace(self, address=address)
+        return dataclasses.replace(self, address=address, start=None)
 
     def buffer(self) -> Buffer:
         """The view as a buffer. Raises NotImplementedError if no strides describe it."""

@@ -53,7 +53,7 @@ def resolve(
     transforms = (*inner, *transforms)
     strides = tuple(stride * ref.itemsize for stride in row_major(ref.shape))
     address = ref.address(context) if at is None else at
-    view = View(ref, address, ref.dtype, ref.shape, strides)
+    view = View(ref, address, ref.dtype, ref.shape, strides, start=address)
     if ref.borrowed is not None:
         view, transforms = _borrowed(context, view, transforms, operation)
     elif not clips:
@@ -95,12 +95,13 @@ def _borrowed(
         address = context.builder.load(
             slot_address(context, view.ref, None, operation), typ=pointer
         )
-        return dataclasses.replace(view, address=address, strides=strides), transforms
+        view = dataclasses.replace(view, address=address, strides=strides, start=None)
+        return view, transforms
     first, *rest = transforms
     slot, *indices = first.indices
     address = context.builder.load(slot_address(context, view.ref, slot, operation), typ=pointer)
     shape = view.ref.shape[1:]
-    view = dataclasses.replace(view, address=address, extents=shape, strides=strides)
+    view = dataclasses.replace(view, address=address, extents=shape, strides=strides, start=None)
     return view, [_jax.NDIndexer(tuple(indices), shape, first.int_indexer_shape), *rest]
 
 

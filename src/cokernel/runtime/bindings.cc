@@ -235,6 +235,8 @@ nb::dict function_addresses() {
   add_function(functions, "cokernel_checked_access", cokernel_checked_access);
   add_function(functions, "cokernel_checked_access_strided", cokernel_checked_access_strided);
   add_function(functions, "cokernel_checked_access_picked", cokernel_checked_access_picked);
+  add_function(functions, "cokernel_checked_claim", cokernel_checked_claim);
+  add_function(functions, "cokernel_checked_claimed", cokernel_checked_claimed);
   add_function(functions, "cokernel_checked_group", cokernel_checked_group);
   add_function(functions, "cokernel_checked_dma", cokernel_checked_dma);
   add_function(functions, "cokernel_checked_copy_undefined", cokernel_checked_copy_undefined);
@@ -264,6 +266,7 @@ NB_MODULE(_runtime, module) {
       nb::arg("key"));
   module.def("set_loader", &set_loader, nb::arg("loader").none());
   module.def("set_schedule", &checked::set_python_schedule, nb::arg("schedule").none());
+  module.def("set_claims", &checked::set_claims, nb::arg("are_taken"));
   module.def("launch", &launch, nb::arg("key"), nb::arg("buffers"));
   module.def("ffi_handler", [] { return nb::capsule(ffi_handler_address()); });
   module.def("abi_offsets", &abi_offsets);

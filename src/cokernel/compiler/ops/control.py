@@ -17,6 +17,7 @@ from cokernel.compiler.analysis import (
     is_polling,
     may_suspend,
 )
+from cokernel.compiler.claims import claiming
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i32, i64, void
 from cokernel.compiler.few_bits import copied_part_p
@@ -285,12 +286,19 @@ def counted_loop(
     iterations = len(range(*bounds)) if len(bounds) == 3 else None
     if _has_loop(body):
         site = context.site("loop", "")
-        with function.loop(start, stop, step=step, carry=carry) as loop:
+        with (
+            claiming(context, is_simple=False),
+            function.loop(start, stop, step=step, carry=carry) as loop,
+        ):
             yield loop
             function.stop_check(site)
         return
+    is_simple = not may_suspend(body, is_checked=context.is_checked)
     if iterations is not None and iterations < UNWATCHED_ITERATIONS:
-        with function.loop(start, stop, step=step, carry=carry) as loop:
+        with (
+            claiming(context, is_simple=is_simple),
+            function.loop(start, stop, step=step, carry=carry) as loop,
+        ):
             yield loop
         return
     site = context.site("loop", "")
@@ -300,7 +308,10 @@ def counted_loop(
         end = function.add(outer.counter, stride)
         if iterations is None or iterations % _iterations_between_looks(iterations):
             end = function.intrinsic("llvm.smin", i64, [function.index(end), function.index(stop)])
-        with function.loop(outer.counter, end, step=step, carry=outer.carry) as loop:
+        with (
+            claiming(context, is_simple=is_simple),
+            function.loop(outer.counter, end, step=step, carry=outer.carry) as loop,
+        ):
             yield loop
         outer.next = loop.carry
     loop.carry = outer.carry
@@ -357,7 +368,18 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         # Each of these yields costs a decision of the scheduler.
         polls = polls_by_reading(eqn)
 
+    is_simple = not any(
+        may_suspend(part, is_checked=context.is_checked) or _has_loop(part)
+        for part in (condition, body)
+    )
+
     def emit(items: list[Any], registers: list[ir.Value], buffers: list[Buffer]) -> list[ir.Value]:
+        with claiming(context, is_simple=is_simple and not polls):
+            return emit_loop(items, registers, buffers)
+
+    def emit_loop(
+        items: list[Any], registers: list[ir.Value], buffers: list[Buffer]
+    ) -> list[ir.Value]:
         function = context.function
         builder = function.builder
         # The line of the loop, and not that of what it has come to.

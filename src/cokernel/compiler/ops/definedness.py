@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from llvmlite import ir
 
-from cokernel.compiler import dtypes, nests, padding, views
+from cokernel.compiler import claims, dtypes, nests, padding, views
 from cokernel.compiler.access import in_memory, picked_address
 from cokernel.compiler.context import Context
 from cokernel.compiler.definedness import mark_undefined_p, report_undefined_p, undefined_p
@@ -375,6 +375,7 @@ def _mark_block(
     reads: Sequence[int],
 ) -> None:
     function = context.function
+    claims.before_mark(context)
     function.call_external(
         "cokernel_checked_mark_undefined",
         void,

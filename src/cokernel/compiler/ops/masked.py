@@ -24,6 +24,7 @@ from cokernel.compiler.probes import (
     is_probed,
     probe_masked,
     probe_run,
+    telling,
 )
 from cokernel.compiler.refs import View
 from cokernel.compiler.transforms import resolve
@@ -127,7 +128,8 @@ def walk(
                 if not place.is_checked and access is not Access.NONE and is_probed(context):
                     site = access_site(context, place.view, place.operation)
                     itemsize = base.dtype.itemsize
-                    probe_run(context, site, access, address, itemsize, itemsize)
+                    with telling(context, place.view, access):
+                        probe_run(context, site, access, address, itemsize, itemsize)
                 step(function, index, address, rest[len(positions) :])
         return []
 

@@ -44,6 +44,7 @@ from cokernel.compiler.probes import (
     probe_front,
     probe_lanes,
     probe_run,
+    telling,
     vector_gep,
 )
 from cokernel.compiler.refs import Place, View, root_of
@@ -533,7 +534,8 @@ def each_lane(
         address = base_in.element_address(function, index)
         if access is not Access.NONE and is_probed(context):
             site = access_site(context, view, operation)
-            probe_run(context, site, access, address, base.dtype.itemsize, base.dtype.itemsize)
+            with telling(context, view, access):
+                probe_run(context, site, access, address, base.dtype.itemsize, base.dtype.itemsize)
         step(position, address, others)
 
     outlined(context, operation, [*passed, *operands], [], build)

@@ -53,6 +53,16 @@ void cokernel_checked_access_picked(cokernel::Core* core, int32_t site, int32_t 
                                     void* const* addresses, int64_t count, int64_t bytes_each,
                                     int64_t element_bytes, const uint8_t* mask);
 
+// In front of a loop that runs `trips` times: claims accesses of all its iterations, which are told
+// at once if nothing is to be found by them. Returns 1 if they have been; the probes of the loop
+// are then left out. Else nothing has happened. `words` holds, one behind the other, the numbers of
+// each claim, of each range that the loop accesses besides, and of each limit that must be kept for
+// the claims to be what the loop does: see claims.cc.
+int32_t cokernel_checked_claim(cokernel::Core* core, const int64_t* words, int64_t claims,
+                               int64_t others, int64_t limits, int64_t trips);
+// What has just been accessed from the site may have been claimed before.
+void cokernel_checked_claimed(cokernel::Core* core, int32_t site, int32_t kind);
+
 // The begin and the end (0) of probes that together tell of one access: 1 of any, 2 of a copy to
 // places that indices pick, which may write each of them once. What a DMA does is one access as it
 // is.

@@ -94,6 +94,15 @@ void cokernel_checked_access_picked(Core* core, int32_t site, int32_t kind, void
   }
 }
 
+int32_t cokernel_checked_claim(Core* core, const int64_t* words, int64_t claims, int64_t others,
+                               int64_t limits, int64_t trips) {
+  return state_of(core).claim(core, words, claims, others, limits, trips) ? 1 : 0;
+}
+
+void cokernel_checked_claimed(Core* core, int32_t site, int32_t kind) {
+  state_of(core).claimed(core, site, static_cast<AccessKind>(kind));
+}
+
 void cokernel_checked_group(Core* core, int32_t begins) {
   State& state = state_of(core);
   if (begins != 0) {

@@ -73,6 +73,7 @@ void join(CheckedRecord& sum, CheckedRecord&& one) {
   sum.failed_use_site = one.failed_use_site;
   sum.starved = std::move(one.starved);
   sum.fits = sum.fits && one.fits;
+  sum.claimed += one.claimed;
   sum.counts.accesses += one.counts.accesses;
   sum.counts.signals += one.counts.signals;
   sum.counts.waits += one.counts.waits;

@@ -202,6 +202,7 @@ struct CheckedRecord {
   int32_t schedules = 0;         // of so many,
   int32_t behaviours = 0;        // which showed so many different ones.
   Counts counts;
+  int64_t claimed = 0;      // How many of the accesses loops have claimed.
   bool fits = true;         // The choices of the schedule could be taken.
   bool is_complete = true;  // Every schedule ran to its end.
   bool failed = false;

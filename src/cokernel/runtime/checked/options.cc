@@ -20,6 +20,7 @@ constexpr Named kStrategies[] = {
 std::mutex override_mutex;
 std::optional<Schedule> override_schedule;
 int64_t override_launches = 0;
+std::atomic<bool> takes_claims{true};
 
 }  // namespace
 
@@ -46,6 +47,10 @@ std::optional<Schedule> set_schedule(std::optional<Schedule> schedule) {
   override_launches = 0;
   return schedule;
 }
+
+bool set_claims(bool are_taken) { return takes_claims.exchange(are_taken); }
+
+bool claims_are_taken() { return takes_claims.load(std::memory_order_relaxed); }
 
 Schedule next_schedule(const CheckedOptions& options, std::atomic<int64_t>& launches) {
   const std::lock_guard<std::mutex> lock(override_mutex);

@@ -46,6 +46,10 @@ struct CheckedOptions {
 
 // Overrides the schedule of every checked launch of the process. Returns the one before.
 std::optional<Schedule> set_schedule(std::optional<Schedule> schedule);
+// Whether what loops claim is taken, in all checked launches of the process. Returns what was set
+// before.
+bool set_claims(bool are_taken);
+bool claims_are_taken();
 // The schedule of the next launch of an executable, with `launch` filled in.
 Schedule next_schedule(const CheckedOptions& options, std::atomic<int64_t>& launches);
 

@@ -279,6 +279,7 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
   counts["dmas"] = record.counts.dmas;
   counts["cores"] = record.counts.cores;
   result["counts"] = counts;
+  result["claimed"] = record.claimed;
   if (!failure.is_none()) {
     failure["schedule"] = describe_schedule(record.schedule);
     failure["use_site"] = record.failed_use_site;

@@ -108,6 +108,21 @@ class Shadow {
     return access_pages(region, access, begin, end);
   }
 
+  // Whether an access would conflict with nothing and, if that is asked for, meet nothing
+  // undefined.
+  bool is_quiet(Region& region, const Access& access, uintptr_t begin, uintptr_t end,
+                bool is_defined) {
+    bool result = true;
+    for_each_piece(region, begin, end, [&](uintptr_t, uintptr_t, uint32_t write, uint32_t read) {
+      if (!result) return;
+      result =
+          !(is_defined && (write & kUndefined) != 0) && !look_up(access, write, read).has_conflicts;
+    });
+    // Conflicts are told from what was looked up right before.
+    if (!result) access.last->number = 0;
+    return result;
+  }
+
   // The begin of the life of a range: it becomes undefined, if `is_undefined`, but for what an
   // agent of another core has written and nothing orders before `access`. Calls fresh(begin, end)
   // for what did.

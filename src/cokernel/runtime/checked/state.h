@@ -18,6 +18,7 @@
 #include "abi.h"
 #include "checked/accesses.h"
 #include "checked/chooser.h"
+#include "checked/claims.h"
 #include "checked/clock.h"
 #include "checked/findings.h"
 #include "checked/options.h"
@@ -89,6 +90,12 @@ class State final : public Conflicts {
     scattered_.clear();
   }
   void end_group() { is_grouped_ = is_scatter_ = false; }
+  // See claims.cc.
+  bool claim(Core* core, const int64_t* words, int64_t claims, int64_t others, int64_t limits,
+             int64_t trips);
+  void claimed(Core* core, int32_t site, AccessKind kind) {
+    last_probe_ = record_number(cache_of(site), agent_of(core), site, kind);
+  }
   void copy_undefined(Core* core, void* target, const void* source, int64_t element_bytes,
                       int64_t rank, const int64_t* extents, const int64_t* target_strides,
                       const int64_t* source_strides);
@@ -217,6 +224,10 @@ class State final : public Conflicts {
   void note_operation(SemaphoreState& semaphore, int64_t agent_key, int32_t operation);
   uint32_t dma_agent_for(CoreInfo& info);
 
+  // claims.cc
+  bool is_quiet(const Claim& claim, const Access& access);
+  void take(const Claim& claim, const Access& access);
+
   // memory.cc
   // One core runs at a time, and seldom changes: a site keeps only the records of the last agent.
   uint32_t record_number(SiteCache& cache, const Agent& agent, int32_t site, AccessKind kind) {
@@ -310,11 +321,13 @@ class State final : public Conflicts {
   uintptr_t watched_end_ = 0;
   // The accesses of copies that are known to outlive their scope: agent, epoch, site and kind.
   std::set<std::tuple<uint32_t, uint32_t, int32_t, AccessKind>> in_flight_at_end_;
-  uint32_t last_probe_ = 0;  // The record of the access probed last.
-  uint64_t event_ = 0;       // The number of the access, or the DMA, that is probed.
-  bool is_grouped_ = false;  // What is probed is of one access.
-  bool is_scatter_ = false;  // It is a copy to places that indices pick:
-  std::map<uintptr_t, uintptr_t> scattered_;                  // where it has written.
+  uint32_t last_probe_ = 0;    // The record of the access probed last.
+  uint64_t event_ = 0;         // The number of the access, or the DMA, that is probed.
+  std::vector<Claim> claims_;  // Those of the loop at hand.
+  const bool takes_claims_ = claims_are_taken();
+  bool is_grouped_ = false;                   // What is probed is of one access.
+  bool is_scatter_ = false;                   // It is a copy to places that indices pick:
+  std::map<uintptr_t, uintptr_t> scattered_;  // where it has written.
   std::map<std::pair<int32_t, int32_t>, Meetings> meetings_;  // Reads, by core and site,
   std::map<std::pair<int32_t, int32_t>, Meetings> updates_;   // and sums and updates.
   std::unordered_map<uint64_t, UndefinedRead> origins_;       // By the write that stored the value.
