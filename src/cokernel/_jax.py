@@ -43,6 +43,9 @@ from jax._src.flattree import FlatTree
 from jax._src.flattree import flatten as flatten_to_tree
 from jax._src.flattree import nones as flat_tree_of_nothing
 from jax._src.flattree import pack as pack_flat_trees
+from jax._src import pjit as pjit_module
+from jax._src.interpreters.pxla import ExecuteReplicated
+from jax._src.interpreters.pxla import MeshExecutable
 from jax._src.interpreters.partial_eval import trace_to_jaxpr
 from jax._src.lax.parallel import axis_index_p
 from jax._src.literals import TypedComplex

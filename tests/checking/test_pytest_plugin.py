@@ -165,6 +165,11 @@ def test_findings_that_only_warn_fail_no_test(tmp_path):
 
 UNWAITED_TESTS = textwrap.dedent(
     """
+    import os
+    import threading
+
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
+
     import jax
     import jax.numpy as jnp
     import pytest
@@ -174,13 +179,49 @@ UNWAITED_TESTS = textwrap.dedent(
     def last_wins(x_ref, out_ref):
         out_ref[0] = x_ref[0]
 
+    KERNEL = cokernel.kernel(
+        last_wins, jax.ShapeDtypeStruct((1,), jnp.float32), mesh=cokernel.CoreMesh(core=2)
+    )
+
+    # What is launched waits for what takes long.
+    def slow(a):
+        return jax.lax.fori_loop(0, 40, lambda i, a: a @ a, a)[0, :1]
+
     def launch(hold):
-        kernel = cokernel.kernel(
-            last_wins, jax.ShapeDtypeStruct((1,), jnp.float32), mesh=cokernel.CoreMesh(core=2)
+        hold.append(KERNEL(jax.jit(slow)(jnp.eye(500))))
+
+    def launch_in_a_thread(hold):
+        whole = jax.jit(lambda a: KERNEL(slow(a)))
+        thread = threading.Thread(target=lambda: hold.append(whole(jnp.eye(500))))
+        thread.start()
+        thread.join()
+
+    def launch_on_another_device(hold):
+        hold.append(KERNEL(jax.jit(slow)(jax.device_put(jnp.eye(500), jax.devices()[2]))))
+
+    def launch_on_all_devices(hold):
+        mesh = jax.make_mesh((3,), ("device",))
+        per_device = jax.shard_map(
+            lambda a: KERNEL(slow(a[0])),
+            mesh=mesh,
+            in_specs=jax.P("device"),
+            out_specs=jax.P("device"),
+            check_vma=False,
         )
-        # What is launched waits for what takes long.
-        slow = jax.jit(lambda a: jax.lax.fori_loop(0, 40, lambda i, a: a @ a, a)[0, :1])
-        hold.append(kernel(slow(jnp.eye(500))))
+        hold.append(jax.jit(per_device)(jnp.stack([jnp.eye(500)] * 3)))
+
+    def launch_into_a_ref(hold):
+        def body(x_ref, into_ref):
+            into_ref[0] = x_ref[0]
+
+        kernel = cokernel.kernel(body, (), mesh=cokernel.CoreMesh(core=2))
+        into = jax.new_ref(jnp.zeros(1))
+        jax.jit(lambda a, into: kernel(slow(a), into))(jnp.eye(500), into)
+
+    LAUNCHES = [
+        launch, launch_in_a_thread, launch_on_another_device, launch_on_all_devices,
+        launch_into_a_ref,
+    ]
 
     HELD = []
 
@@ -189,11 +230,13 @@ UNWAITED_TESTS = textwrap.dedent(
         yield
         launch([])
 
-    def test_that_drops_the_result():
-        launch([])
-
-    def test_that_has_nothing_to_do_with_it():
-        pass
+    # The second time JAX needs to compile nothing.
+    @pytest.mark.parametrize(
+        "launches", [one for launches in LAUNCHES for one in [launches, launches, None]]
+    )
+    def test_that_drops_the_result(launches):
+        if launches is not None:
+            launches([])
 
     def test_that_keeps_the_result():
         launch(HELD)
@@ -212,8 +255,12 @@ UNWAITED_TESTS = textwrap.dedent(
 
 def test_findings_of_launches_that_nobody_waits_for_fail_their_own_test(tmp_path):
     text = run(tmp_path, "--cokernel-check", "-rA", tests=UNWAITED_TESTS)
-    for name in ("drops_the_result", "keeps_the_result"):
-        assert f"FAILED test_kernels.py::test_that_{name}" in text
+    kinds = ("", "_in_a_thread", "_on_another_device", "_on_all_devices", "_into_a_ref")
+    for number, kind in enumerate(kinds):
+        for time in (0, 1):
+            assert f"FAILED test_kernels.py::test_that_drops_the_result[launch{kind}{time}]" in text
+        assert f"PASSED test_kernels.py::test_that_drops_the_result[None{number}]" in text
+    assert "FAILED test_kernels.py::test_that_keeps_the_result" in text
     assert "ERROR test_kernels.py::test_whose_fixture_launches" in text
-    for name in ("it", "that", "the_fixture"):
+    for name in ("that", "the_fixture"):
         assert f"PASSED test_kernels.py::test_that_has_nothing_to_do_with_{name}" in text

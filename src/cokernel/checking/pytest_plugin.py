@@ -71,10 +71,11 @@ class _CheckedRun:
         # The reports of all launches so far with their records, and how many are dealt with.
         self._heard: list[tuple[Any, Mapping[str, Any]]] = []
         self._seen = 0
+        self._executions: Any = None
 
     def pytest_sessionstart(self) -> None:
         from cokernel import pallas
-        from cokernel.checking import launches, state
+        from cokernel.checking import executions, launches, state
 
         before = state.current()
         state.set_checked(self.options)
@@ -83,8 +84,10 @@ class _CheckedRun:
         self._stack.callback(pallas.disable)
         self._heard = self._stack.enter_context(launches.collected_reports(speaks=False))
         self._stack.enter_context(_expectations(self._expect))
+        self._executions = self._stack.enter_context(executions.noted_executions())
 
     def pytest_sessionfinish(self, session: Any, exitstatus: int) -> None:
+        self._wait_for_launches()
         if self._swallowed() and not exitstatus:
             # A launch that nobody has waited for has ended after the last test.
             session.exitstatus = 1
@@ -110,15 +113,22 @@ class _CheckedRun:
             raise
         except BaseException:
             # It has failed, or was skipped, and pytest says why.
-            _wait_for_launches()
+            self._wait_for_launches()
             self._seen = len(self._heard)
             raise
-        _wait_for_launches()
+        self._wait_for_launches()
         swallowed = self._swallowed()
         self._seen = len(self._heard)
         if swallowed:
             pytest.fail(_SWALLOWED + "\n\n".join(map(str, swallowed)), pytrace=False)
         return result
+
+    def _wait_for_launches(self) -> None:
+        """Waits until what was launched so far has ended, also what nobody holds a result of any
+        more, so that its findings are told of the test that has launched it.
+        """
+        if self._executions is not None:
+            self._executions.wait()
 
     def _swallowed(self) -> list[Any]:
         """The reports with findings that nobody has dealt with."""
@@ -168,31 +178,6 @@ class _CheckedRun:
 
 def _counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
-
-
-def _wait_for_launches() -> None:
-    """Waits until what was launched so far has ended, also what nobody holds a result of any more,
-    so that its findings are told of the test that has launched it.
-    """
-    import jax
-
-    from cokernel import _jax
-
-    if not _jax.backends_are_initialized():
-        # Nothing has run, and a test may still want to say what devices there are.
-        return
-    held = [array for array in jax.live_arrays("cpu") if not array.is_deleted()]
-    # On a CPU a thread's computations are run one after the other, so that one which comes last is
-    # ready when all are. Those of other threads are known by their results.
-    last = [jax.device_put(0, device) for device in jax.local_devices(backend="cpu")]
-    for array in [*held, *(jax.jit(_nothing)(array) for array in last)]:
-        # What a computation raises is in its report, or concerns the test alone.
-        with contextlib.suppress(Exception):
-            array.block_until_ready()
-
-
-def _nothing(x: Any) -> Any:
-    return x + 1
 
 
 _SWALLOWED = (
