@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -64,16 +65,109 @@ def test_reading_too_early_is_a_race_and_not_a_read_of_nothing_as_well():
 
     [finding] = findings_of(body, WINDOW, DMA)
     assert finding.kind == "Race"
-    assert "reads window[0:16], which nobody has written" in "\n".join(finding.details)
+    assert "so window is read before anybody has written it" in "\n".join(finding.details)
 
 
-def test_a_race_on_other_lines_stays_beside_the_copy_that_nobody_waits_for():
+def test_a_race_with_a_copy_that_nobody_waits_for_is_told_below_it_with_the_line_of_the_read():
     def body(x_ref, out_ref, window, done):
         out_ref[...] = x_ref[...]
         pltpu.make_async_copy(x_ref.at[0], window, done).start()
         out_ref[0] = window[...]
 
+    [finding] = findings_of(body, WINDOW, DMA)
+    assert finding.kind == "UnwaitedCopy"
+    read, undefined = finding.details
+    line = f"{__file__}:{body.__code__.co_firstlineno + 3}"
+    assert "core=0 reads window[0:16] that a DMA of program 'body' on core=0 writes" in read
+    assert line in read
+    assert "so window is read before anybody has written it" in undefined
+
+
+def test_a_race_with_a_copy_that_is_waited_for_too_late_stays_beside_one_that_is_not():
+    def body(x_ref, out_ref, window, done):
+        out_ref[...] = x_ref[...]
+
+        @pl.loop(0, 3)
+        def _fetch(row):
+            @pl.when(row > 0)
+            def _wait():
+                pltpu.make_async_copy(x_ref.at[0], window, done).wait()
+
+            pltpu.make_async_copy(x_ref.at[row], window, done).start()
+            out_ref[row] = window[...]
+
     assert [finding.kind for finding in findings_of(body, WINDOW, DMA)] == ["Race", "UnwaitedCopy"]
+
+
+def test_copies_from_one_line_that_meet_are_one_finding():
+    def body(x_ref, out_ref, window, done):
+        out_ref[...] = x_ref[...]
+        for row in range(3):
+            pltpu.make_async_copy(x_ref.at[row], window, done).start()
+
+    [finding] = findings_of(body, WINDOW, DMA)
+    assert finding.kind == "UnwaitedCopy"
+    assert "two DMAs of program 'body' on core=0 both touch window" in "\n".join(finding.details)
+
+
+def test_a_copy_to_another_core_that_it_reads_without_waiting_is_one_finding():
+    def body(x_ref, out_ref, inbox, sent, received):
+        core = lax.axis_index("core")
+        out_ref[core + 2] = x_ref[core]
+        copy = pltpu.make_async_remote_copy(
+            x_ref.at[core], inbox, sent, received, {"core": 1 - core}
+        )
+        copy.start()
+        copy.wait_send()
+        out_ref[core] = inbox[...]
+
+    [finding] = findings_of(body, WINDOW, DMA, DMA, cores=2)
+    assert (finding.kind, finding.name) == ("UnwaitedCopy", "received")
+    assert "reads inbox[0:16]" in "\n".join(finding.details)
+
+
+@pytest.mark.parametrize("waits", ["never", "after the scope"])
+@pytest.mark.parametrize("touches", ["reads", "writes"])
+def test_what_a_scope_does_with_memory_that_a_copy_outlives_is_told(waits, touches):
+    def body(x_ref, out_ref, done):
+        out_ref[...] = x_ref[...]
+
+        def scope(window):
+            window[...] = x_ref[2]
+            if touches == "reads":
+                pltpu.make_async_copy(x_ref.at[0], window, done).start()
+                out_ref[0] = window[...]
+            else:
+                pltpu.make_async_copy(window, out_ref.at[0], done).start()
+                window[...] = x_ref[3]
+
+        pl.run_scoped(scope, WINDOW)
+        if waits != "never":
+            pltpu.make_async_copy(x_ref.at[0], out_ref.at[0], done).wait()
+
+    [finding] = findings_of(body, DMA)
+    assert finding.kind == ("UnwaitedCopy" if waits == "never" else "CopyInFlight")
+    other = "writes" if touches == "reads" else "reads"
+    [told] = [line for line in finding.details if "without waiting for it" in line]
+    assert f"core=0 {touches} window[0:16] that a DMA of program 'body' on core=0 {other}" in told
+    line = body.__code__.co_firstlineno + (7 if touches == "reads" else 10)
+    assert f"{__file__}:{line}" in told
+
+
+def test_what_a_scope_does_before_it_starts_a_copy_is_no_race_with_it():
+    def body(x_ref, out_ref, done):
+        out_ref[...] = x_ref[...]
+
+        def scope(window):
+            window[...] = x_ref[2]
+            out_ref[0] = window[...]
+            pltpu.make_async_copy(x_ref.at[0], window, done).start()
+
+        pl.run_scoped(scope, WINDOW)
+        pltpu.make_async_copy(x_ref.at[0], out_ref.at[0], done).wait()
+
+    [finding] = findings_of(body, DMA)
+    assert (finding.kind, finding.details) == ("CopyInFlight", ())
 
 
 def test_what_was_read_beside_the_target_of_the_copy_is_told():

@@ -14,7 +14,7 @@ from cokernel.checking.elements import (
 )
 from cokernel.checking.places import Places, code, where
 from cokernel.checking.schedules import Schedule
-from cokernel.checking.sentences import ACTIONS, sentence_of
+from cokernel.checking.sentences import ACTIONS, sentence_of, use_in_words
 from cokernel.compiler.window_names import element_name
 
 # In the order in which a report tells them: what stopped the launch, then what makes it wrong.
@@ -468,7 +468,19 @@ def _counting(look: Mapping[str, Any]) -> str:
     return "" if semaphore is None else f" (which counts {semaphore['count']})"
 
 
-def effect(finding: Finding) -> str:
+def effect(finding: Finding, raw: Mapping[str, Any]) -> str:
     """What follows from the mistake that another finding tells of, as a line of its text."""
-    last = finding.parties[-1] if finding.kind == "CopyInFlight" else finding.parties[0]
+    parties = finding.parties
+    if raw.get("is_too_early"):
+        # Which cores come too early is up to the schedule.
+        return (
+            f"so {finding.name} is read before anybody has written it, and the value "
+            f"{use_in_words(raw)} ({_where(parties[1] if len(parties) > 1 else parties[0])})"
+        )
+    if finding.kind == "Race":
+        # The copy is what the other finding is about.
+        parties = tuple(sorted(parties, key=lambda party: party.is_dma))
+        what = element_name(finding.name, finding.indices)
+        return f"so {sentence_of(raw, parties, what)} ({_where(parties[0])})"
+    last = parties[-1] if finding.kind == "CopyInFlight" else parties[0]
     return f"so {finding.sentence} ({_where(last)})"

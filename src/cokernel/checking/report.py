@@ -1,6 +1,7 @@
 """The report of a checked launch, or of several: its findings, and what could not be checked."""
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -212,7 +213,7 @@ def report_of_record(
         failure = None
     found = [
         _with_effects(one, others, pairs, record, places)
-        for one, others in by_cause([one for one in raw if id(one) not in following])
+        for one, others in by_cause([one for one in raw if id(one) not in following], places)
     ]
     if failure is not None:
         found.append(_failure_finding(failure, record, places))
@@ -241,7 +242,7 @@ def _with_effects(
     values and what has come of them.
     """
     finding = finding_of(raw, places)
-    effects = dict.fromkeys(effect(finding_of(other, places)) for other in others)
+    effects = _each_once([effect(finding_of(other, places), other) for other in others])
     following = [one for use, one in pairs if any(use is own for own in (raw, *others))]
     consequences = [
         _failure_finding(one, record, places) if "executable" in one else finding_of(one, places)
@@ -332,7 +333,15 @@ def _details(known: Finding, finding: Finding) -> tuple[str, ...]:
     if known.kind not in WITH_EFFECTS:
         # They tell of one moment.
         return known.details
-    return tuple(dict.fromkeys([*known.details, *finding.details]))
+    return _each_once([*known.details, *finding.details])
+
+
+def _each_once(effects: Sequence[str]) -> tuple[str, ...]:
+    """Effects that differ only in cores and elements are told once."""
+    told: dict[str, str] = {}
+    for text in effects:
+        told.setdefault(re.sub(r"\w+=\S+|\[[^\]]*\]", "", text), text)
+    return tuple(told.values())
 
 
 def _others(known: Finding, finding: Finding) -> tuple[tuple[str, ...], ...]:

@@ -57,8 +57,9 @@ def _race(raw: Mapping[str, Any], parties: "Sequence[Party]", what: str) -> str:
     )
 
 
-def _uninitialised(raw: Mapping[str, Any], parties: "Sequence[Party]", what: str) -> str:
-    use = {
+def use_in_words(raw: Mapping[str, Any]) -> str:
+    """What has become of an undefined value, as in "decides a branch"."""
+    return {
         "branch": "decides a branch",
         "index": "is used as an index",
         "output": "ends in an output of the kernel",
@@ -66,8 +67,14 @@ def _uninitialised(raw: Mapping[str, Any], parties: "Sequence[Party]", what: str
         "callback": "is handed to Python",
         "loop": "decides when a loop ends",
     }.get(str(raw.get("use")), "is used")
+
+
+def _uninitialised(raw: Mapping[str, Any], parties: "Sequence[Party]", what: str) -> str:
     joint = " and" if raw.get("window") else ", which"
-    return f"{parties[0].who} reads {what}{joint} nobody has written, and the value {use}"
+    return (
+        f"{parties[0].who} reads {what}{joint} nobody has written, and the value "
+        f"{use_in_words(raw)}"
+    )
 
 
 def _leftover(raw: Mapping[str, Any], parties: "Sequence[Party]", what: str) -> str:

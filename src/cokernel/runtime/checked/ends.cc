@@ -45,8 +45,9 @@ Party State::party_of_core(int32_t number, int32_t site, const char* access) con
   return party;
 }
 
-Party State::party_of(uint32_t number) const {
-  const AccessRecord& access = accesses_[number];
+Party State::party_of(uint32_t number) const { return party_of(accesses_[number]); }
+
+Party State::party_of(const AccessRecord& access) const {
   Party party = party_of_core(static_cast<int32_t>(access.core), access.site,
                               name_of(access.kind, access.is_dma));
   party.is_dma = access.is_dma;
@@ -85,25 +86,26 @@ void State::conflict(uint32_t earlier, uint32_t later, uintptr_t begin, uintptr_
     return one.kind == AccessKind::kRelease ||
            (one.kind == AccessKind::kAllocate && one.core == other.core);
   };
-  Finding finding;
-  finding.first = party_of(later);
-  finding.second = party_of(earlier);
-  finding.kind = "Race";
-  finding.event = event_;
-  if (ends_scope(before, after) || ends_scope(after, before)) {
-    // The copy first, then the end of the scope.
-    finding.kind = "CopyInFlight";
-    finding.event = 0;
-    const bool is_swapped = ends_scope(after, before);
-    if (is_swapped) std::swap(finding.first, finding.second);
-    // A copy is counted once, whatever it touches in pieces and however many scopes it comes to.
-    const AccessRecord& copy = is_swapped ? before : after;
-    const bool is_new =
-        in_flight_at_end_.emplace(copy.agent, copy.epoch, copy.site, copy.kind).second;
-    finding.occurrences = is_new ? 1 : 0;
+  if (!ends_scope(before, after) && !ends_scope(after, before)) {
+    add_race(before, after, begin, end, element_bytes);
+    return;
   }
+  // The copy first, then the end of the scope.
+  const bool is_swapped = ends_scope(after, before);
+  const AccessRecord& copy = is_swapped ? before : after;
+  const AccessRecord& scope = is_swapped ? after : before;
+  Finding finding;
+  finding.kind = "CopyInFlight";
+  finding.first = party_of(copy);
+  finding.second = party_of(scope);
+  // A copy is counted once, whatever it touches in pieces and however many scopes it comes to.
+  const bool is_new =
+      in_flight_at_end_.emplace(copy.agent, copy.epoch, copy.site, copy.kind).second;
+  finding.occurrences = is_new ? 1 : 0;
   finding.memory = range_of(begin, end, element_bytes);
   add(std::move(finding));
+  unwaited_.emplace(copy.agent, copy.epoch);
+  if (!is_swapped && copy.is_dma) race_in_ended_scope(copy, begin, end, element_bytes);
 }
 
 void State::set_undefined_read(Finding& finding, const UndefinedRead& read, int32_t core,
@@ -136,6 +138,10 @@ void State::report_left(SemaphoreState& semaphore) {
     if (signal.is_reported || signal.core < 0) continue;
     signal.is_reported = true;
     if (signal.is_dma ? !options_.unwaited_copies : !options_.leftovers) continue;
+    if (signal.is_dma) {
+      unwaited_.emplace(signal.release.agent, signal.release.epoch);
+      unwaited_.emplace(signal.release.agent, signal.reading_epoch);
+    }
     Finding finding;
     finding.kind = signal.is_dma ? "UnwaitedCopy" : "LeftoverSemaphore";
     finding.first = party_of_signal(signal.core, signal.site, signal.is_dma);
@@ -189,6 +195,8 @@ void State::release_semaphores(Core* core, int32_t site, char* begin, int64_t by
     finding.kind = "CopyInFlight";
     finding.first = party_of_signal(static_cast<int32_t>(dma->agent.core), dma->site, true);
     finding.second = party_of_core(number_of(core), site, "release");
+    unwaited_.emplace(dma->agent.id, arrives ? dma->agent.write_epoch : dma->agent.read_epoch);
+    if (dma->departure == nullptr) unwaited_.emplace(dma->agent.id, dma->agent.read_epoch);
     set_semaphore(finding, arrives ? *dma->arrival : *dma->departure);
     finding.numbers = {{"moved", arrives ? dma->arrival_amount : dma->departure_amount}};
     add(std::move(finding));
@@ -251,19 +259,22 @@ void State::look_at_outputs() {
                                  const auto origin = origins_.find(origin_key(last_writer));
                                  if (origin != origins_.end()) {
                                    set_undefined_read(finding, origin->second, -1, -1);
-                                 } else {
-                                   // It was added to, or updated, before anybody wrote it.
-                                   finding.first = party_of(last_writer);
-                                   finding.memory = range_of(first, last, size);
-                                   const AccessRecord& update = accesses_[last_writer];
-                                   const auto core = static_cast<int32_t>(update.core);
-                                   const auto known = updates_.find({core, update.site});
-                                   if (known != updates_.end()) {
-                                     const int64_t one = first_meeting(core);
-                                     finding.meetings.add(one, one + known->second.count);
-                                   }
+                                   add_undefined_read(std::move(finding), origin->second.parts);
+                                   return;
                                  }
-                                 add(std::move(finding));
+                                 // It was added to, or updated, before anybody wrote it.
+                                 finding.first = party_of(last_writer);
+                                 finding.memory = range_of(first, last, size);
+                                 const AccessRecord& update = accesses_[last_writer];
+                                 const auto core = static_cast<int32_t>(update.core);
+                                 const auto known = updates_.find({core, update.site});
+                                 if (known != updates_.end()) {
+                                   const int64_t one = first_meeting(core);
+                                   finding.meetings.add(one, one + known->second.count);
+                                 }
+                                 Parts<uintptr_t> parts;
+                                 parts.add(first, last);
+                                 add_undefined_read(std::move(finding), parts);
                                });
   }
 }

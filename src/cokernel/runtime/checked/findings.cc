@@ -54,7 +54,7 @@ Findings::Key Findings::key_of(const Finding& finding) {
     where = place.offset * 4096 + place.program;
   }
   return Key(finding.kind, first.program, first.site, first.dma_site, first.access, second.program,
-             second.site, second.dma_site, second.access, owner, where);
+             second.site, second.dma_site, second.access, owner, where, finding.is_too_early);
 }
 
 namespace {
@@ -82,6 +82,15 @@ void Findings::merge(Finding& known, const Finding& finding, bool unite) {
   } else if (finding.event == 0 || finding.event != known.event) {
     known.occurrences += finding.occurrences;
     known.event = finding.event;
+  }
+  known.is_unwaited = known.is_unwaited && finding.is_unwaited;
+  known.has_others = known.has_others || finding.has_others;
+  // Beyond that it is taken to have been met by others as well.
+  constexpr std::size_t kMostCopies = 4096;
+  if (known.copies.size() < kMostCopies) {
+    known.copies.insert(finding.copies.begin(), finding.copies.end());
+  } else {
+    known.has_others = true;
   }
   // The end of its scope says more of a copy than the begin of the next one.
   if (is_next_scope(known) && finding.second.has_value() && !is_next_scope(finding)) {
@@ -116,25 +125,39 @@ void Findings::merge(Finding& known, const Finding& finding, bool unite) {
     other.first = first;
     other.second = second;
     other.occurrences = 0;
+    other.is_unwaited = finding.is_unwaited;
     merge(known, other, false);
   }
 }
 
 bool Findings::add(const Finding& finding) { return put(finding, true); }
 
-bool Findings::put(const Finding& finding, bool unite) {
+bool Findings::put(const Finding& finding, bool unite, bool has_room) {
   const Key key = key_of(finding);
   const auto [entry, is_new] = known_.emplace(key, all_.size());
   if (!is_new) {
     merge(all_[entry->second], finding, unite);
     return false;
   }
-  if (!finding.ends && static_cast<int64_t>(all_.size()) >= limit_) {
+  // One that is told below a race takes no room.
+  if (!finding.ends && !finding.is_too_early && !has_room && is_full()) {
     known_.erase(entry);
     return dropped_.insert(key).second;
   }
+  limited_ += finding.ends || finding.is_too_early ? 0 : 1;
   all_.push_back(finding);
   if (!finding.meetings.empty()) all_.back().occurrences = finding.meetings.bytes();
+  return true;
+}
+
+bool Findings::reserve(const Finding& finding) {
+  const Key key = key_of(finding);
+  if (known_.count(key) != 0 || reserved_.count(key) != 0) return true;
+  if (is_full()) {
+    dropped_.insert(key);
+    return false;
+  }
+  reserved_.insert(key);
   return true;
 }
 
@@ -143,6 +166,7 @@ void Findings::join(const Findings& other) {
     // Accesses are numbered in each launch anew.
     finding.event = 0;
     finding.meetings = Parts<int64_t>();
+    finding.copies.clear();
     put(finding, false);
   }
   dropped_.insert(other.dropped_.begin(), other.dropped_.end());

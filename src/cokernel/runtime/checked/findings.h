@@ -116,6 +116,14 @@ struct Finding {
   Parts<int64_t> meetings;  // UninitialisedRead of an output: the reads; see `State::meeting`.
   // The other cores that did the same: who took the place of `first` and of `second`.
   std::vector<std::pair<Party, std::optional<Party>>> also;
+  // Race: the copies that have met it, by agent and epoch, and whether others have, too, or those
+  // for which no wait would have helped.
+  std::set<std::pair<uint32_t, uint32_t>> copies;
+  bool has_others = false;
+  // Race: it was met by copies alone that nobody has waited for before their memory ended.
+  bool is_unwaited = false;
+  // UninitialisedRead: of what a write brings that races with the read.
+  bool is_too_early = false;
   std::vector<Span> window;                              // UninitialisedRead of padding.
   std::vector<Polled> polled;                            // Livelock.
   std::vector<std::pair<const char*, int64_t>> numbers;  // What the kind says besides: "value" ...
@@ -131,21 +139,30 @@ class Findings {
   // Adds it, or adds it to an equal one. Returns whether it is new. The limit does not hold for one
   // that ends the launch.
   bool add(const Finding& finding);
+  // Keeps room for one that is added later, once it is known what it follows from; false if there
+  // is none.
+  bool reserve(const Finding& finding);
+  void add_reserved(const Finding& finding) { put(finding, true, true); }
+  void end_reservations() { reserved_.clear(); }
   // Of findings under several schedules the first goes for all; the others are only counted.
   void join(const Findings& other);
   bool empty() const { return all_.empty() && dropped_.empty(); }
   const std::vector<Finding>& all() const { return all_; }
+  std::vector<Finding>& all() { return all_; }
   // How many different ones there was no room for.
   int64_t dropped() const { return static_cast<int64_t>(dropped_.size()); }
 
  private:
   using Key = std::tuple<std::string, int32_t, int32_t, int32_t, std::string, int32_t, int32_t,
-                         int32_t, std::string, int32_t, int64_t>;
-  bool put(const Finding& finding, bool unite);
+                         int32_t, std::string, int32_t, int64_t, bool>;
+  bool put(const Finding& finding, bool unite, bool has_room = false);
+  bool is_full() const { return limited_ + static_cast<int64_t>(reserved_.size()) >= limit_; }
   static Key key_of(const Finding& finding);
   static void merge(Finding& known, const Finding& finding, bool unite);
 
   const int64_t limit_;
+  int64_t limited_ = 0;  // So many of all that are kept count.
+  std::set<Key> reserved_;
   std::set<Key> dropped_;
   std::vector<Finding> all_;
   std::map<Key, std::size_t> known_;

@@ -21,8 +21,9 @@ const char* name_of_use(int32_t use) {
 }  // namespace
 
 // Tells the writes apart whose values came from undefined ones. Numbers of records change.
-uint64_t State::origin_key(uint32_t number) const {
-  const AccessRecord& access = accesses_[number];
+uint64_t State::origin_key(uint32_t number) const { return origin_key(accesses_[number]); }
+
+uint64_t State::origin_key(const AccessRecord& access) {
   return mix(mix(access.agent, access.epoch), static_cast<uint64_t>(access.site));
 }
 
@@ -312,6 +313,9 @@ void State::release(Core* core, int32_t site, void* address, int64_t bytes, int3
   SiteCache& cache = cache_of(site);
   const uint32_t number = record_number(cache, agent, site, AccessKind::kRelease);
   allocations_.erase(address_of(begin));
+  if (options_.races && !in_flight_.empty()) {
+    remember_scope(*region, address_of(begin), address_of(begin) + static_cast<uintptr_t>(bytes));
+  }
   shadow_.access(*region, {AccessKind::kRelease, number, &agent, 1, &cache.last}, address_of(begin),
                  address_of(begin) + static_cast<uintptr_t>(bytes));
 }
@@ -484,7 +488,7 @@ void State::report_undefined(Core* core, int32_t site, int32_t use, const int32_
   set_undefined_read(finding, read, number, site);
   // It is the use that is counted, whatever it has read.
   finding.meetings = Parts<int64_t>();
-  add(std::move(finding));
+  add_undefined_read(std::move(finding), read.parts);
 }
 
 }  // namespace cokernel::checked

@@ -20,7 +20,8 @@ struct Signal {
   int64_t amount = 0;
   uint64_t serial = 0;
   Release release;
-  int32_t core = -1;  // -1: counted before the launch began.
+  uint32_t reading_epoch = 0;  // Of a DMA that says by this also that it has read; 0 of others.
+  int32_t core = -1;           // -1: counted before the launch began.
   int32_t site = -1;
   bool is_dma = false;
   bool is_reported = false;

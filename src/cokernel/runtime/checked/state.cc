@@ -148,6 +148,7 @@ void State::run() {
   if (launch_.unfinished.load(std::memory_order_relaxed) == 0 && !is_stopped()) finish_dmas();
   record.fits = chooser_.fits() && (is_stopped() || !chooser_.has_choices_left());
   if (!is_stopped()) look_at_end();
+  settle();
   note_use_that_failed();
   uint64_t behaviour = mix(element_behaviour_);
   for (const auto& semaphore : semaphores_.all()) {
@@ -347,11 +348,13 @@ void State::take_effect(std::size_t position) {
     signal.core = static_cast<int32_t>(agent.core);
     signal.site = dma->site;
     signal.is_dma = true;
+    if (dma->departure == nullptr) signal.reading_epoch = agent.read_epoch;
     add_signal(*semaphore, std::move(signal), key);
   };
   signal_to(dma->departure, dma->departure_amount, agent.read_epoch);
   signal_to(dma->arrival, dma->arrival_amount, agent.write_epoch);
   spare_dmas_.push_back(std::move(dma));
+  if (in_flight_.empty()) ended_.clear();
 }
 
 // What is still in flight when all cores have finished takes effect, as it does in a native launch.

@@ -262,12 +262,14 @@ class State final : public Conflicts {
   void note_scattered(uint32_t number, uintptr_t begin, uintptr_t end, int64_t element_bytes);
   void add_origin(uint32_t probe, const UndefinedRead& read);
   uint64_t origin_key(uint32_t number) const;
+  static uint64_t origin_key(const AccessRecord& access);
 
   // ends.cc
   // `ends`: the launch, whatever the options say.
   void add(Finding finding, bool ends = false);
   Party party_of_core(int32_t core, int32_t site, const char* access) const;
   Party party_of(uint32_t number) const;
+  Party party_of(const AccessRecord& access) const;
   MemoryRange range_of(uintptr_t begin, uintptr_t end, int64_t element_bytes) const;
   void set_semaphore(Finding& finding, const SemaphoreState& semaphore) const;
   void set_undefined_read(Finding& finding, const UndefinedRead& read, int32_t core,
@@ -287,6 +289,39 @@ class State final : public Conflicts {
   std::vector<Party> others_counted(const SemaphoreState& semaphore, int32_t core,
                                     int32_t site) const;
   Party party_of_signal(int32_t core, int32_t site, bool is_dma) const;
+
+  // causes.cc
+  // Who has read: the core, the site, and whether it is a DMA that was started there.
+  using Reader = std::tuple<int32_t, int32_t, bool>;
+  static Reader reader_of(int32_t core, int32_t site, bool is_dma, int32_t dma_site);
+  // A write that races with a read which came before it, by what `origin_key` calls it.
+  struct LateWrite {
+    uint64_t writer = 0;
+    Parts<uintptr_t> parts;
+  };
+  // A finding that must wait for the end of the launch, and all that was read.
+  struct EarlyRead {
+    Finding finding;
+    Reader reader;
+    Parts<uintptr_t> parts;
+  };
+  // What was touched in a scope that has ended.
+  struct Ended {
+    uintptr_t begin = 0;
+    uintptr_t end = 0;
+    AccessRecord access;
+  };
+  void add_race(const AccessRecord& before, const AccessRecord& after, uintptr_t begin,
+                uintptr_t end, int64_t element_bytes);
+  void remember_scope(Region& region, uintptr_t begin, uintptr_t end);
+  void race_in_ended_scope(const AccessRecord& copy, uintptr_t begin, uintptr_t end,
+                           int64_t element_bytes);
+  void add_undefined_read(Finding finding, const Parts<uintptr_t>& parts);
+  // What is left of what was read once that is left out which some writes bring.
+  Parts<uintptr_t> without_late_writes(const Reader& reader, const Parts<uintptr_t>& parts,
+                                       const std::set<uint64_t>& writers) const;
+  std::set<uint64_t> writers_of_values() const;
+  void settle();
 
   Launch& launch_;
   const CheckedOptions& options_;
@@ -321,6 +356,14 @@ class State final : public Conflicts {
   uintptr_t watched_end_ = 0;
   // The accesses of copies that are known to outlive their scope: agent, epoch, site and kind.
   std::set<std::tuple<uint32_t, uint32_t, int32_t, AccessKind>> in_flight_at_end_;
+  // The accesses of copies that nobody has waited for, or not in time: agent and epoch.
+  std::set<std::pair<uint32_t, uint32_t>> unwaited_;
+  std::vector<Ended> ended_;  // While copies are in flight.
+  std::map<Reader, std::vector<LateWrite>> late_writes_;
+  std::vector<EarlyRead> early_reads_;
+  std::map<std::tuple<Reader, int32_t, int32_t, int32_t, int32_t, const char*, uintptr_t>,
+           std::size_t>
+      early_read_numbers_;
   uint32_t last_probe_ = 0;    // The record of the access probed last.
   uint64_t event_ = 0;         // The number of the access, or the DMA, that is probed.
   std::vector<Claim> claims_;  // Those of the loop at hand.
