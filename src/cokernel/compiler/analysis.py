@@ -126,6 +126,11 @@ class StoredProduct:
     addition: int | None
     store: int
 
+    def equations(self) -> list[int]:
+        """The numbers of all of them."""
+        numbers = (self.product, self.addition, self.store)
+        return [number for number in numbers if number is not None]
+
 
 def stored_products(jaxpr: Any, *, is_checked: bool) -> list[StoredProduct]:
     """The products that can be summed in the memory of the Ref that they are meant for."""

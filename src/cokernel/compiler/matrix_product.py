@@ -13,6 +13,7 @@ where it does not.
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -25,7 +26,7 @@ from cokernel.compiler.dtypes import i1, i32, i64, pointer, void
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.panels import (
     BLOCK_COLUMNS,
-    BLOCK_WORDS,
+    LINE_BYTES,
     PANEL_VECTORS,
     STRIP_WORDS,
     WORD,
@@ -35,6 +36,7 @@ from cokernel.compiler.panels import (
 )
 from cokernel.compiler.values import Buffer
 from cokernel.compiler.vector_words import (
+    Cache,
     first_lanes,
     least,
     load_first,
@@ -148,11 +150,12 @@ class _Loops:
 
         with (
             function.loop(0, product.n, step=BLOCK_COLUMNS) as columns_loop,
-            function.loop(0, product.summed_words, step=BLOCK_WORDS) as words_loop,
+            function.loop(0, product.summed_words, step=product.block_words) as words_loop,
         ):
             column, word = columns_loop.counter, words_loop.counter
             columns = least(function, BLOCK_COLUMNS, function.subtract(product.n, column))
-            steps = least(function, BLOCK_WORDS, function.subtract(product.summed_words, word))
+            rest_words = function.subtract(product.summed_words, word)
+            steps = least(function, product.block_words, rest_words)
             element = function.multiply(word, product.per_word)
             rest = function.subtract(product.k, element)
             source = self._at(function, right, product.right, element, column)
@@ -182,6 +185,10 @@ class _Loops:
                             [product.target_step * WORD, WORD],
                         )
                         wide = function.subtract(columns, panel.counter)
+                        # Each group brings its share of the next panel closer.
+                        share = product.step_share * product.block_words
+                        soon = function.add(offset, function.multiply(group.counter, share))
+                        soon = function.add(soon, product.panel_bytes)
                         arguments = [
                             function.core,
                             function.advance(left_room, function.multiply(inner_row, line)),
@@ -190,6 +197,7 @@ class _Loops:
                             function.index(steps),
                             function.index(wide),
                             adds,
+                            function.advance(right_room, soon),
                         ]
                         self._call_kernel(function, kernels, rows, wide, arguments)
         function.finish()
@@ -225,9 +233,16 @@ class _Loops:
         line: Index,
     ) -> ir.Value:
         """The address of an element along the summed dimension in a row or column."""
+        return function.advance(base, self._offset(function, operand, element, line))
+
+    def _offset(
+        self, function: FunctionBuilder, operand: Operand, element: Index, line: Index
+    ) -> Index:
+        """The bytes from the first element of an operand to one along the summed dimension in a row
+        or column."""
         steps = [operand.step, 1] if operand.is_across else [1, operand.step]
         offset = function.linear_index([element, line], steps)
-        return function.advance(base, function.multiply(offset, self.product.element_bytes))
+        return function.multiply(offset, self.product.element_bytes)
 
     # Copying.
 
@@ -311,6 +326,8 @@ class _Loops:
                             function,
                             [self._load_along(function, item, left_over) for item in origins],
                         )
+                    if product.right.is_across:
+                        self._prefetch_strip(function, source, to, word.counter, column, number)
                     for lane, register in enumerate(loaded):
                         place = function.linear_index(
                             [function.add(word.counter, lane), number * product.lanes],
@@ -319,6 +336,30 @@ class _Loops:
                         function.builder.store(register, function.advance(to, place), align=WORD)
         function.finish()
         return function
+
+    def _prefetch_strip(
+        self,
+        function: FunctionBuilder,
+        source: ir.Value,
+        panel: ir.Value,
+        word: Index,
+        column: Index,
+        number: int,
+    ) -> None:
+        """Begins to read the same place of the next strip, and to write that of the next panel: the
+        processor foresees neither, because both lie far from here."""
+        product = self.product
+        first = number * product.lanes
+        if first * product.element_bytes % LINE_BYTES == 0:
+            for part in range(product.per_word):
+                following = function.multiply(function.add(word, STRIP_WORDS), product.per_word)
+                element = function.add(following, part)
+                offset = self._offset(function, product.right, element, column)
+                prefetch(function, source, offset, Cache.SECOND)
+        if first * WORD % LINE_BYTES == 0:
+            place = function.linear_index([word, first], [product.panel_columns * WORD, WORD])
+            following = function.add(place, product.panel_bytes)
+            prefetch(function, panel, following, Cache.FIRST, is_read=False)
 
     def _load_along(self, function: FunctionBuilder, address: ir.Value, rest: Index) -> ir.Value:
         """A vector of words from elements that follow each other along the summed dimension, zeros
@@ -363,15 +404,16 @@ class _Loops:
 
     def _kernel(self, rows: int, count: int) -> FunctionBuilder:
         """A function of the addresses of rows, panel and target, the number of words to sum over,
-        how many columns there are, and whether to add to the target. `count` is of the vectors of
-        columns.
+        how many columns there are, whether to add to the target, and the address of what is needed
+        soon. `count` is of the vectors of columns.
         """
         product = self.product
         vector_bytes = product.lanes * WORD
         function = self.caller.sibling(
-            f"multiply_{rows}x{count * product.lanes}", [pointer, pointer, pointer, i64, i64, i1]
+            f"multiply_{rows}x{count * product.lanes}",
+            [pointer, pointer, pointer, i64, i64, i1, pointer],
         )
-        left, panel, target, steps, wide, adds = function.parameters
+        left, panel, target, steps, wide, adds, soon = function.parameters
         builder = function.builder
         between, onward = product.left_step * WORD, WORD
         if product.left.is_across:
@@ -383,8 +425,8 @@ class _Loops:
             ]
             for row in range(rows)
         ]
-        for place, *_ in places:
-            prefetch(function, place, is_read=False)
+        for place in itertools.chain(*places):
+            prefetch(function, place, 0, Cache.FIRST, is_read=False)
         sums = [ir.Constant(self.floats, None)] * (rows * count)
         with function.loop(0, steps, carry=[left, panel, *sums], rolled=True) as loop:
             at, to, *sums = loop.carry
@@ -396,7 +438,8 @@ class _Loops:
                 )
                 for number in range(count)
             ]
-            self._prefetch_rows(function, left, at, loop.counter, rows)
+            ahead = function.multiply(loop.counter, product.step_share)
+            prefetch(function, soon, ahead, Cache.SECOND)
             following = []
             for row in range(rows):
                 word = builder.load(function.advance(at, row * between), typ=i32, align=WORD)
@@ -432,26 +475,6 @@ class _Loops:
                     store(mask)
         function.finish()
         return function
-
-    def _prefetch_rows(
-        self,
-        function: FunctionBuilder,
-        left: ir.Value,
-        at: ir.Value,
-        step: ir.Value,
-        rows: int,
-    ) -> None:
-        """Begins to read a part of the rows that the next call multiplies; `at` is where the first
-        row of this call is at a step."""
-        product = self.product
-        if product.left.is_across:
-            following = function.advance(at, rows * WORD)
-        else:
-            row_bytes = product.left_step * WORD
-            # So many bytes in each step that all rows have been read at the end.
-            part = function.multiply(step, -(-rows * row_bytes // product.block_words))
-            following = function.advance(left, function.add(rows * row_bytes, part))
-        prefetch(function, following, is_read=True)
 
     def _store(
         self,

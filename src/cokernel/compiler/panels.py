@@ -9,11 +9,16 @@ PANEL_VECTORS = 2
 # With so many rows at a time the sums take 28 of 32 registers of sixteen lanes, or 12 of 16
 # registers of eight.
 MOST_ROWS = {16: 14, 8: 6}
-# A panel of so many words along the summed dimension has 32 KiB, or 16 KiB; so many groups of rows,
-# about 260 KiB.
-BLOCK_WORDS = 256
-BLOCK_GROUPS = {16: 18, 8: 40}
+# So many words along the summed dimension make a block, at most. The sums go to memory and back
+# once for each, so that long ones are better; but with vectors of eight lanes a panel has to stay
+# in the first-level cache, because there are half as many multiplications for each word that is
+# read.
+BLOCK_WORDS = {16: 1024, 8: 256}
+# The copied rows of the left matrix take about so many bytes of the second-level cache.
+LEFT_BYTES = {16: 512 << 10, 8: 256 << 10}
 BLOCK_COLUMNS = 1024
+# So many bytes come into the cache together.
+LINE_BYTES = 64
 # So many words of all columns are copied before the next ones.
 STRIP_WORDS = 8
 # Between rows of the copy lie a few words, so that they do not all fall into the same few lines of
@@ -64,7 +69,7 @@ class Product:
     @property
     def block_groups(self) -> int:
         """How many groups of rows of the left matrix are copied at a time, at most."""
-        return BLOCK_GROUPS[self.lanes]
+        return max(1, LEFT_BYTES[self.lanes] // (MOST_ROWS[self.lanes] * self.block_words * WORD))
 
     @property
     def per_word(self) -> int:
@@ -81,8 +86,10 @@ class Product:
 
     @property
     def block_words(self) -> int:
-        """The words along the summed dimension that a block may have, in whole vectors."""
-        return min(BLOCK_WORDS, round_up(self.summed_words, self.lanes))
+        """The words along the summed dimension that a block has, but for the last one: whole
+        vectors, about as many in each block."""
+        blocks = -(-self.summed_words // BLOCK_WORDS[self.lanes])
+        return round_up(-(-self.summed_words // blocks), self.lanes)
 
     @property
     def regions(self) -> list[tuple[int, int, int]]:
@@ -119,6 +126,12 @@ class Product:
     @property
     def panel_bytes(self) -> int:
         return self.block_words * self.panel_columns * WORD
+
+    @property
+    def step_share(self) -> int:
+        """How many bytes of a panel there are for each word and each group of rows in a block."""
+        groups = max(min(count, self.block_groups) for _, count, _ in self.regions)
+        return -(-self.panel_columns * WORD // groups)
 
     @property
     def right_bytes(self) -> int:

@@ -62,8 +62,8 @@ def lower_jaxpr(
         if number in products:
             _keep_live_values(context, env, eqn, number, last_use)
             _store_product(context, env, jaxpr, products[number])
-            _forget(env, jaxpr.eqns[products[number].product], number, last_use)
-            _forget(env, eqn, number, last_use)
+            for item in products[number].equations():
+                _forget(env, jaxpr.eqns[item], number, last_use)
             continue
         operands = [read_atom(context, env, atom) for atom in eqn.invars]
         if writes_memory(eqn, is_checked=is_checked):
@@ -139,10 +139,7 @@ def _use_operands_later(
 ) -> None:
     """The operands of a product that is computed when it is stored are needed until then."""
     for product in products:
-        numbers = [product.product]
-        if product.addition is not None:
-            numbers.append(product.addition)
-        for number in numbers:
+        for number in product.equations():
             for atom in jaxpr.eqns[number].invars:
                 if isinstance(atom, _jax.Var):
                     last_use[atom] = max(last_use[atom], product.store)

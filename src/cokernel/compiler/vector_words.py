@@ -1,9 +1,11 @@
 """Vectors of words, as the loops over panels of `matrix_product.py` load and shuffle them."""
 
+import enum
+
 from llvmlite import ir
 
 from cokernel.compiler import codegen
-from cokernel.compiler.dtypes import f32, i16, i32, i64, pointer, void
+from cokernel.compiler.dtypes import f32, i8, i16, i32, i64, pointer, void
 from cokernel.compiler.function import FunctionBuilder, Index
 
 
@@ -74,10 +76,25 @@ def load_first(
     return loaded
 
 
-def prefetch(function: FunctionBuilder, address: ir.Value, *, is_read: bool) -> None:
-    """Begins to bring a line of memory, which is to be read or to be written, into the cache."""
-    # To all levels, data.
-    hints = [ir.Constant(i32, hint) for hint in (int(not is_read), 3, 1)]
+class Cache(enum.IntEnum):
+    """A level of the cache, as LLVM numbers them."""
+
+    FIRST = 3
+    SECOND = 2
+
+
+def prefetch(
+    function: FunctionBuilder,
+    base: ir.Value,
+    offset: Index,
+    level: Cache,
+    *,
+    is_read: bool = True,
+) -> None:
+    """Begins to bring the line of memory at so many bytes from an address, which is to be read or
+    to be written, into the cache. It may be any address."""
+    address = function.builder.gep(base, [function.index(offset)], source_etype=i8)
+    hints = [ir.Constant(i32, hint) for hint in (int(not is_read), level, 1)]
     function.intrinsic("llvm.prefetch", void, [address, *hints], overloads=[pointer])
 
 
