@@ -16,7 +16,7 @@ def run(agents, choices):
     """
     positions = [0] * len(agents)
     last = None
-    record = {"choices": [], "candidates": [], "continuing": []}
+    record = {"choices": [], "candidates": [], "continuing": [], "effects": []}
     order = []
     for number in itertools.count():
         ready = [a for a, steps in enumerate(agents) if positions[a] < len(steps)]
@@ -30,6 +30,7 @@ def run(agents, choices):
         record["choices"].append(choice)
         record["candidates"].append([(a, "step", (agents[a][positions[a]],), a) for a in ready])
         record["continuing"].append(continues)
+        record["effects"].append(([], [], False))
         last = ready[choice]
         order.append((last, positions[last]))
         positions[last] += 1
@@ -113,3 +114,35 @@ def test_a_run_that_does_not_repeat_is_refused():
     record, _ = run([[1, 1], [0, 0]], ())
     with pytest.raises(RuntimeError, match="another one than in the run before"):
         tree.add(record)
+
+
+def visit_with_effects(effects):
+    """The orders that are visited of agents with one step each, all of different objects, with
+    these effects.
+    """
+    tree, orders = ChoiceTree(None), []
+    while (choices := tree.next()) is not None:
+        record, order = run([[number] for number in range(len(effects))], choices)
+        agents = [agent for agent, _ in order]
+        record["effects"] = [effects[agent] for agent in agents[: len(record["choices"])]]
+        orders.append(tuple(agents))
+        tree.add(record)
+    return orders
+
+
+def test_steps_are_visited_in_both_orders_where_one_polls_what_the_other_writes():
+    def written(first, end):
+        return ([], [("buffer", 0, 0, first, end)], False)
+
+    polled = ([("buffer", 0, 0, 4, 8)], [], False)
+    nothing = ([], [], False)
+
+    def seen(*effects):
+        """Which of the first two agents goes first, in the orders that are visited."""
+        return {order.index(0) < order.index(1) for order in visit_with_effects(effects)}
+
+    assert seen(polled, written(0, 5), nothing) == {True, False}
+    assert seen(written(7, 9), polled, polled) == {True, False}
+    assert seen(([], [], True), nothing, nothing) == {True, False}
+    apart = visit_with_effects([polled, written(0, 4), written(8, 9)])
+    assert apart == visit_with_effects([nothing, nothing, nothing])

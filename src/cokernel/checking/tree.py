@@ -3,8 +3,10 @@
 Every decision of a run is a node: which of several agents takes the next step. Runs that differ
 only in the order of steps on different objects behave alike; sleep sets (P. Godefroid,
 "Partial-Order Methods for the Verification of Concurrent Systems", 1996) leave out the repetitions.
-Under a bound on preemptions they could leave out a behaviour whose other order exceeds the bound,
-so they are used only without one.
+What a step synchronises by is known before it is taken. What memory it polls and writes is known
+only afterwards, but all that sleeps has been taken before. The runtime offers no poll that would
+find all as it was, since that leads back to where it is. Under a bound on preemptions sleep sets
+could leave out a behaviour whose other order exceeds the bound, so they are used only without one.
 """
 
 import dataclasses
@@ -14,6 +16,11 @@ from typing import Any
 # What an agent does next: its number, the operation, the objects that it touches (none: they are
 # not known), and the core that it is, or that has started it.
 Step = tuple[int, str, tuple[int, ...], int]
+# Memory: who owns it, the program and the number of the block, and the first byte and the end.
+Range = tuple[str, int, int, int, int]
+# What a step has done that was taken: the memory that it has polled, what of it others see that it
+# has written, and whether there was more of either. It is known only once the step was taken.
+Effects = tuple[Sequence[Range], Sequence[Range], bool]
 
 
 @dataclasses.dataclass
@@ -27,8 +34,10 @@ class _Node:
     # Interruptions of an agent that could go on, up to this decision.
     preemptions: int
     tried: set[int]
-    # Steps that need not be tried here: some earlier branch has had them.
-    asleep: frozenset[Step]
+    # Steps that need not be tried here: some earlier branch has had them, with these effects.
+    asleep: Mapping[Step, Effects]
+    # Those of the choices that were tried.
+    effects: dict[int, Effects] = dataclasses.field(default_factory=dict)
 
     def costs(self, choice: int) -> int:
         """The interruptions up to the next decision, under some choice at this one."""
@@ -66,7 +75,8 @@ class ChoiceTree:
         return None
 
     def add(self, schedule: Mapping[str, Any]) -> None:
-        """Takes in what a run met: its "choices", "candidates" and "continuing", per decision.
+        """Takes in what a run met: its "choices", "candidates", "continuing" and "effects", per
+        decision.
 
         Raises:
           RuntimeError: if the run did not follow the choices it was given, that is, if the kernel
@@ -77,10 +87,12 @@ class ChoiceTree:
             steps = list(candidates)
             if depth < len(self._path):
                 self._check_repeats(depth, choice, steps)
+                self._path[depth].effects[choice] = schedule["effects"][depth]
                 continue
             asleep = self._asleep_below()
             preemptions = self._path[-1].costs(self._path[-1].chosen) if self._path else 0
             self._path.append(_Node(steps, continues, choice, preemptions, {choice}, asleep))
+            self._path[-1].effects[choice] = schedule["effects"][depth]
             if steps[choice] in asleep:
                 # From here on the run repeats an earlier one; another choice here may not.
                 return
@@ -105,19 +117,42 @@ class ChoiceTree:
                 return choice
         return None
 
-    def _asleep_below(self) -> frozenset[Step]:
+    def _asleep_below(self) -> Mapping[Step, Effects]:
         """What sleeps at the decision that follows the path."""
         if not self._path or self._bound is not None:
-            return frozenset()
+            return {}
         node = self._path[-1]
-        taken = node.steps[node.chosen]
-        earlier = {node.steps[choice] for choice in node.tried if choice != node.chosen}
-        return frozenset(step for step in node.asleep | earlier if _are_independent(step, taken))
+        taken, done = node.steps[node.chosen], node.effects[node.chosen]
+        earlier = {
+            node.steps[choice]: node.effects[choice]
+            for choice in node.tried
+            if choice != node.chosen
+        }
+        return {
+            step: effects
+            for step, effects in {**node.asleep, **earlier}.items()
+            if _are_independent(step, taken) and _touch_others(effects, done)
+        }
 
 
 def _are_independent(one: Step, other: Step) -> bool:
-    """Whether two steps have the same effect in either order."""
+    """Whether two steps synchronise by different objects."""
     _, _, objects, core = one
     _, _, others, other_core = other
     are_known = bool(objects and others)
     return core != other_core and are_known and not set(objects) & set(others)
+
+
+def _touch_others(one: Effects, other: Effects) -> bool:
+    """Whether neither of two steps polls what the other writes: polling orders them."""
+    if one[2] or other[2]:
+        return False
+    return not (_meet(one[0], other[1]) or _meet(other[0], one[1]))
+
+
+def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
+    return any(
+        tuple(one[:3]) == tuple(other[:3]) and one[3] < other[4] and other[3] < one[4]
+        for one in some
+        for other in others
+    )

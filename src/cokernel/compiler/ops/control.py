@@ -19,7 +19,7 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.claims import claiming
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import i32, i64, void
+from cokernel.compiler.dtypes import i32, i64, pointer, void
 from cokernel.compiler.few_bits import copied_part_p
 from cokernel.compiler.function import Index, Loop
 from cokernel.compiler.ops.registry import added_rule, rule
@@ -437,13 +437,19 @@ def _yield_sometimes(context: Context, counter: ir.Value) -> ir.Value:
     return following
 
 
-def yield_core(context: Context, operation: str, name: str = "") -> None:
-    """Suspends the core and puts it at the end of its queue."""
-    site = context.site(operation, name)
+def yield_core(
+    context: Context, operation: str, name: str = "", semaphore: ir.Value | None = None
+) -> None:
+    """Suspends the core and puts it at the end of its queue. `semaphore` is the address of what it
+    looks at next, None if that is memory.
+    """
+    arguments = [context.function.core, context.site(operation, name)]
+    if context.is_checked:
+        arguments.append(ir.Constant(pointer, None) if semaphore is None else semaphore)
 
     def call() -> None:
         name = "cokernel_checked_yield" if context.is_checked else "cokernel_yield"
-        context.function.call_external(name, void, [context.function.core, site])
+        context.function.call_external(name, void, arguments)
 
     context.function.suspend_unless(call)
 

@@ -245,7 +245,7 @@ def _semaphore_read(context: Context, eqn: Any, *operands: Any) -> Value:
     semaphore = semaphore_at(context, ref, "semaphore_read", transforms=transforms)
     # Who reads a semaphore is likely to read it again until it changes, so the others get their
     # turn first.
-    yield_core(context, "semaphore_read", semaphore.name)
+    yield_core(context, "semaphore_read", semaphore.name, semaphore.address)
     function = context.function
     arguments = [function.core, semaphore.address]
     name = "cokernel_semaphore_read"

@@ -27,8 +27,9 @@ enum CheckedAccess : int32_t {
 // In front of a signal, the start of a DMA and an atomic: lets the schedule decide who goes on.
 // `object` is the semaphore or memory that the step is about; null: nothing that others touch.
 int32_t cokernel_checked_step(cokernel::Core* core, int32_t site, const void* object);
-// Always followed by a suspension: the core polls.
-void cokernel_checked_yield(cokernel::Core* core, int32_t site);
+// Always followed by a suspension: the core polls. `object` is the semaphore that it goes on to
+// look at; null: memory, which it reads as kCheckedPoll.
+void cokernel_checked_yield(cokernel::Core* core, int32_t site, const void* object);
 // As cokernel_semaphore_wait. `is_dma`: the wait is for a DMA, and `value` what its descriptor
 // moves.
 int32_t cokernel_checked_wait(cokernel::Core* core, cokernel::Semaphore* semaphore, int64_t value,

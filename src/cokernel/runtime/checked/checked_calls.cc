@@ -25,7 +25,9 @@ int32_t cokernel_checked_step(Core* core, int32_t site, const void* object) {
   return state_of(core).step(core, site, object) ? 1 : 0;
 }
 
-void cokernel_checked_yield(Core* core, int32_t site) { state_of(core).yield(core, site); }
+void cokernel_checked_yield(Core* core, int32_t site, const void* object) {
+  state_of(core).yield(core, site, object);
+}
 
 int32_t cokernel_checked_wait(Core* core, Semaphore* semaphore, int64_t value, int32_t decrement,
                               int32_t is_dma, int32_t site) {

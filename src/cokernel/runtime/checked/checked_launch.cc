@@ -69,6 +69,7 @@ void join(CheckedRecord& sum, CheckedRecord&& one) {
   sum.choices = std::move(one.choices);
   sum.candidates = std::move(one.candidates);
   sum.continuing = std::move(one.continuing);
+  sum.effects = std::move(one.effects);
   sum.behaviour = one.behaviour;
   sum.failed_use_site = one.failed_use_site;
   sum.starved = std::move(one.starved);

@@ -166,7 +166,7 @@ bool State::claim(Core* core, const int64_t* words, int64_t claims, int64_t othe
     const uintptr_t offset = claim.low - reinterpret_cast<uintptr_t>(core->memory);
     if (claim.kind != AccessKind::kRead &&
         offset >= static_cast<uintptr_t>(program.private_stride)) {
-      changed();
+      changed_at(claim.low, claim.high);
     }
     accesses += claim.pieces * trips;
     last_probe_ = claim.number;

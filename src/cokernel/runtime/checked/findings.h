@@ -204,6 +204,13 @@ struct Counts {
   int64_t cores = 0;
 };
 
+// What a step has done to memory that others see: it has polled, or written there.
+struct Effects {
+  std::vector<MemoryRange> polled;
+  std::vector<MemoryRange> written;
+  bool is_cut_off = false;  // There was more.
+};
+
 // All that is told of a checked launch.
 struct CheckedRecord {
   explicit CheckedRecord(int64_t max_findings) : findings(max_findings) {}
@@ -214,6 +221,7 @@ struct CheckedRecord {
   int64_t decisions = 0;
   std::vector<int32_t> choices;  // If the schedule asks for it, as what follows.
   std::vector<std::vector<Candidate>> candidates;
+  std::vector<Effects> effects;  // What the steps that were chosen have done.
   std::vector<bool> continuing;  // Whether the first candidate is who took the step before.
   uint64_t behaviour = 0;        // Of the last schedule,
   int32_t schedules = 0;         // of so many,

@@ -67,13 +67,15 @@ bool State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
     acquire_polled(core, *cache.region, begin, end);
     watch(begin, end);
     note_look(core, {site, nullptr, begin, end, element_bytes});
+    if (schedule_.record) step_polled_.add(begin, end);
     last_probe_ = record_number(cache, agent_of(core), site, AccessKind::kRead);
     return shadow_.any_undefined(*cache.region, begin, std::min(end, cache.region->end));
   }
   if (kind != AccessKind::kRead) {
     const uintptr_t offset = begin - address_of(core->memory);
     const Executable::Program& program = launch_.executable.programs[core->program];
-    if (offset >= static_cast<uintptr_t>(program.private_stride)) changed();
+    const bool is_seen = offset >= static_cast<uintptr_t>(program.private_stride);
+    if (is_seen || dma_ != nullptr) changed_at(begin, end);
     if (kind == AccessKind::kFetchAndAdd) {
       for (uintptr_t at = begin; at < end; at += static_cast<uintptr_t>(element_bytes)) {
         info(core).agent.seen.join(elements_[at].clock);

@@ -23,6 +23,9 @@ struct Schedule {
   int64_t launch = -1;           // The launch whose part of the schedule is taken; -1: count.
   std::vector<int32_t> choices;  // kChoices: the candidate taken at each decision.
   bool record = false;           // Whether decisions are reported.
+
+  // Whether its choices are given as a list, or are to be; see State::is_stutter.
+  bool lists_choices() const { return record || strategy == Strategy::kChoices; }
 };
 
 enum class Fill { kKeep, kByte, kRandom };

@@ -265,6 +265,21 @@ nb::dict describe_record(const Executable& executable, const CheckedRecord& reco
       decisions.append(decision);
     }
     schedule["candidates"] = decisions;
+    const auto describe_ranges = [](const std::vector<MemoryRange>& ranges) {
+      nb::list described;
+      for (const MemoryRange& range : ranges) {
+        const Place& place = range.place;
+        described.append(nb::make_tuple(name_of(place.owner), place.program, place.index,
+                                        place.offset, place.offset + range.parts.bytes()));
+      }
+      return described;
+    };
+    nb::list effects;
+    for (const Effects& one : record.effects) {
+      effects.append(nb::make_tuple(describe_ranges(one.polled), describe_ranges(one.written),
+                                    one.is_cut_off));
+    }
+    schedule["effects"] = effects;
     nb::list continuing;
     for (const bool continues : record.continuing) continuing.append(continues);
     schedule["continuing"] = continuing;

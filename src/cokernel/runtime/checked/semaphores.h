@@ -74,8 +74,9 @@ struct SemaphoreState {
   std::vector<std::pair<int32_t, uint64_t>> read_by;
   int32_t number = 0;  // In the order of first use.
   Place place;
-  uint64_t behaviour = 0;    // A hash of the operations on it, in order.
-  int64_t largest_copy = 0;  // The most that one DMA has signalled.
+  uint64_t behaviour = 0;        // A hash of the operations on it, in order.
+  std::vector<int64_t> readers;  // Who has read the count since it changed.
+  int64_t largest_copy = 0;      // The most that one DMA has signalled.
   std::vector<CopiesFrom> copies;
   Matching matching;
   bool is_torn = false;  // A wait that was too large has taken a part of a copy.

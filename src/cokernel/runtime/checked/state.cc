@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "launch.h"
 
@@ -34,6 +35,7 @@ State::State(Launch& launch, const CheckedOptions& options, const Schedule& sche
       schedule_(schedule),
       cores_(static_cast<std::size_t>(launch.core_count)),
       ready_(launch.core_count),
+      candidates_(launch.core_count),
       chooser_(schedule, launch.core_count),
       semaphores_(launch),
       shadow_(accesses_, *this, options.races) {
@@ -146,6 +148,7 @@ void State::run() {
     run_core(core);
   }
   if (launch_.unfinished.load(std::memory_order_relaxed) == 0 && !is_stopped()) finish_dmas();
+  record_effects();
   record.fits = chooser_.fits() && (is_stopped() || !chooser_.has_choices_left());
   if (!is_stopped()) look_at_end();
   settle();
@@ -189,10 +192,19 @@ int32_t State::decide(int32_t current, bool has_polled) {
     const int32_t count = ready_.count() + static_cast<int32_t>(in_flight_.size());
     if (count == 0) return -1;
     Choice choice;
+    const bool is_listed = schedule_.lists_choices();
+    if (is_listed) {
+      candidates_ = ready_;
+      ready_.for_each([&](int32_t core) {
+        if (is_stutter(core)) candidates_.remove(core);
+      });
+    }
     if (count == 1) {
       choice = in_flight_.empty() ? Choice{false, ready_.from(0)} : Choice{true, 0};
     } else {
-      Situation situation{ready_, in_flight_numbers_, current, has_polled, false};
+      const bool any = candidates_.count() > 0 || !in_flight_.empty();
+      const ReadySet& ready = is_listed && any ? candidates_ : ready_;
+      Situation situation{ready, in_flight_numbers_, current, has_polled, false};
       if (schedule_.strategy == Strategy::kDelayDma && has_polled) {
         situation.only_polling = only_polling();
       }
@@ -206,7 +218,30 @@ int32_t State::decide(int32_t current, bool has_polled) {
   return -1;
 }
 
+// Whether a core polls and would find all as it has found it: it comes back to where it is, so that
+// nothing is lost where others go first.
+bool State::is_stutter(int32_t core) const {
+  return cores_[core].is_stuck && cores_[core].polls_at_change == changes_;
+}
+
+// What the step has done that the decision before this one has chosen.
+void State::record_effects() {
+  if (!schedule_.record) return;
+  if (!record.choices.empty()) {
+    const auto places = [&](const Parts<uintptr_t>& parts) {
+      std::vector<MemoryRange> ranges;
+      for (const auto& [begin, end] : parts.all()) ranges.push_back(range_of(begin, end, 1));
+      return ranges;
+    };
+    record.effects.push_back({places(step_polled_), places(step_written_),
+                              step_polled_.is_cut_off() || step_written_.is_cut_off()});
+  }
+  step_polled_ = Parts<uintptr_t>();
+  step_written_ = Parts<uintptr_t>();
+}
+
 void State::record_decision(const Choice& choice, const Situation& situation) {
+  record_effects();
   std::vector<Candidate> candidates;
   int32_t position = 0;
   const auto note = [&](int32_t core) {
@@ -215,7 +250,7 @@ void State::record_decision(const Choice& choice, const Situation& situation) {
   };
   const bool continues = situation.continues();
   if (continues) note(situation.current);
-  ready_.for_each([&](int32_t core) {
+  situation.ready.for_each([&](int32_t core) {
     if (!continues || core != situation.current) note(core);
   });
   if (choice.is_dma) position = static_cast<int32_t>(candidates.size()) + choice.number;
@@ -238,13 +273,14 @@ int64_t State::object_at(const void* address) const {
   return static_cast<int64_t>(hash_of(place_of(launch_, address)) >> 1);
 }
 
-// What the next step of a core touches besides its own; nothing where that is not known before. A
-// step that synchronises with nobody has an object of its own.
+// What the next step of a core synchronises by. A step that synchronises with nobody has an object
+// of its own.
 std::vector<int64_t> State::objects_of(int32_t core) const {
   const CoreInfo& known = cores_[core];
   if (known.wait.semaphore != nullptr) return {object_at(known.wait.semaphore->semaphore)};
   if (known.operation == kStep && known.object >= 0) return {known.object};
-  if (known.operation == kPoll) return {};
+  // What it polls in memory is told of the step when it is taken.
+  if (known.operation == kPoll && known.object >= 0) return {known.object};
   return {-1 - core};
 }
 
@@ -268,29 +304,36 @@ bool State::step(Core* core, int32_t site, const void* object) {
   return go_on_or_queue(core, kStep);
 }
 
-void State::yield(Core* core, int32_t site) {
+void State::yield(Core* core, int32_t site, const void* object) {
   core->site.store(site, std::memory_order_relaxed);
   core->state.store(CoreState::kReady, std::memory_order_relaxed);
   const int32_t number = number_of(core);
   CoreInfo& known = cores_[number];
   known.operation = kPoll;
+  if (schedule_.record) known.object = object == nullptr ? -1 : object_at(object);
   last_polled_ = true;
   if (known.polls_at_change != changes_) {
     known.polls_at_change = changes_;
-    known.polls = 0;
+    known.polls = known.digest_at = 0;
     known.is_stuck = false;
   }
   const int64_t polls = ++known.polls;
-  if (polls < kSuspectedPolls || known.is_stuck) return;
-  if ((polls & (polls - 1)) == 0) {
-    known.digest = digest_of(core);
-    known.digest_at = polls;
-    known.looks.clear();
-  } else if (polls - known.digest_at <= kLongestRound && digest_of(core) == known.digest) {
+  // Whoever visits all schedules has to know at once: see is_stutter().
+  const bool is_listed = schedule_.lists_choices();
+  if (known.is_stuck || (!is_listed && polls < kSuspectedPolls)) return;
+  const bool is_noted = (polls & (polls - 1)) == 0;
+  const bool is_compared = known.digest_at > 0 && polls - known.digest_at <= kLongestRound;
+  if (!is_noted && !is_compared) return;
+  const uint64_t digest = digest_of(core);
+  if (is_compared && digest == known.digest) {
     // All it remembers is as it was some polls before, so that it will poll again and again what it
     // has looked at since.
     known.is_stuck = true;
     if (in_flight_.empty() && only_polling()) fail_livelocked(number);
+  } else if (is_noted) {
+    known.digest = digest;
+    known.digest_at = polls;
+    known.looks.clear();
   }
 }
 

@@ -65,7 +65,7 @@ class State final : public Conflicts {
   // --- What compiled code calls; see checked_abi.h. ---
 
   bool step(Core* core, int32_t site, const void* object);
-  void yield(Core* core, int32_t site);
+  void yield(Core* core, int32_t site, const void* object);
   bool wait(Core* core, Semaphore* semaphore, int64_t value, bool decrement, bool is_dma,
             int32_t site);
   bool barrier(Core* core, int32_t site);
@@ -205,13 +205,20 @@ class State final : public Conflicts {
   bool is_stopped() const;
   // Lets DMAs take effect until it is the turn of a core, which it returns; -1 if there is none.
   int32_t decide(int32_t current, bool has_polled);
+  bool is_stutter(int32_t core) const;
   void record_decision(const Choice& choice, const Situation& situation);
+  void record_effects();
   std::vector<int64_t> objects_of(int32_t core) const;
   int64_t object_at(const void* address) const;
   bool go_on_or_queue(Core* core, const char* operation);
   void run_core(int32_t number);
   void take_effect(std::size_t position);
   void changed() { ++changes_; }
+  // What others see has been written.
+  void changed_at(uintptr_t begin, uintptr_t end) {
+    changed();
+    if (schedule_.record) step_written_.add(begin, end);
+  }
   bool only_polling() const;
   uint64_t digest_of(const Core* core) const;
   void fail_livelocked(int32_t core);
@@ -329,6 +336,7 @@ class State final : public Conflicts {
   std::vector<CoreInfo> cores_;
   std::vector<uint32_t> dma_last_epochs_;  // By agent - cores; ~0 while in flight.
   ReadySet ready_;
+  ReadySet candidates_;  // Those of them that a list of choices is about.
   Chooser chooser_;
   std::vector<int64_t> in_flight_numbers_;
   std::vector<std::unique_ptr<Dma>> in_flight_;
@@ -364,6 +372,9 @@ class State final : public Conflicts {
   std::map<std::tuple<Reader, int32_t, int32_t, int32_t, int32_t, const char*, uintptr_t>,
            std::size_t>
       early_read_numbers_;
+  // Since the last decision: the memory that was polled, and what others see that was written.
+  Parts<uintptr_t> step_polled_;
+  Parts<uintptr_t> step_written_;
   uint32_t last_probe_ = 0;    // The record of the access probed last.
   uint64_t event_ = 0;         // The number of the access, or the DMA, that is probed.
   std::vector<Claim> claims_;  // Those of the loop at hand.

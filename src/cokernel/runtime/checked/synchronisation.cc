@@ -25,6 +25,15 @@ enum Operation : int32_t { kSignalled, kTaken, kLooked, kReadCount };
 
 // Two launches behave alike if every semaphore sees the same operations in the same order.
 void State::note_operation(SemaphoreState& semaphore, int64_t agent_key, int32_t operation) {
+  // Who looks again before anything has changed does nothing new.
+  std::vector<int64_t>& readers = semaphore.readers;
+  if (operation != kReadCount) {
+    readers.clear();
+  } else if (std::find(readers.begin(), readers.end(), agent_key) != readers.end()) {
+    return;
+  } else {
+    readers.push_back(agent_key);
+  }
   semaphore.behaviour = mix(semaphore.behaviour ^ static_cast<uint64_t>(agent_key) * 8 ^
                             static_cast<uint64_t>(operation));
 }
