@@ -43,6 +43,9 @@ def by_cause(findings: Sequence[Raw], places: Places) -> list[tuple[Raw, list[Ra
             and (finding.get("is_unwaited") or _is_within_a_line(finding, places))
         ):
             leader = of_a_copy(finding)
+            if leader is None and not finding.get("is_unwaited"):
+                # Two rounds of copies meet where nobody has waited for who reads in between.
+                leader = next((race for race in races if _is_between(race, finding)), None)
         elif finding.get("is_too_early"):
             leader = next((race for race in races if _explains(race, finding)), None)
             # The race may itself follow from a copy that nobody waits for.
@@ -82,6 +85,23 @@ def _is_within_a_line(finding: Raw, places: Places) -> bool:
         and other["access"] != "copy writes again"
         and where_and_code(places.site(one["dma_site"]), "")
         == where_and_code(places.site(other["dma_site"]), "")
+    )
+
+
+def _is_between(race: Raw, meeting: Raw) -> bool:
+    """Whether a race is of a core with one of two copies from one line that meet in its memory."""
+    memory, own = race.get("memory"), meeting.get("memory")
+    starts = _copies_of(race)
+    return (
+        race is not meeting
+        and len(starts) == 1
+        and starts[0] in _copies_of(meeting)
+        and memory is not None
+        and own is not None
+        and all(memory[name] == own[name] for name in ("owner", "program"))
+        and meeting["first"]["index"] != own["index"]
+        and own["owner"] == "private"
+        and memory["parts"] == own["parts"]
     )
 
 

@@ -114,12 +114,18 @@ def _out_of_bounds(failure: Mapping[str, Any], places: Places) -> str:
     else:
         asked = f"elements {start} to {start + size - 1}"
     valid = f"valid are 0 to {extent - 1}" if extent else "it has no elements"
+    nothing = "Nothing was read or written there."
+    if site is not None and site.get("of_semaphores"):
+        name = f"semaphores {name!r}"
+        nothing = "No semaphore was signalled or waited for."
+    else:
+        name = repr(name)
     lines = [
-        f"OutOfBounds: {operation} of {name!r} by {_who(failure, places)} asks for {asked} of "
-        f"dimension {dimension}, but {valid}. Nothing was read or written there."
+        f"OutOfBounds: {operation} of {name} by {_who(failure, places)} asks for {asked} of "
+        f"dimension {dimension}, but {valid}. {nothing}"
     ]
     if site is not None and site.get("shape"):
-        lines.append(f"  {name!r} has the shape {site['shape']}")
+        lines.append(f"  {site['name']!r} has the shape {site['shape']}")
         if site.get("part"):
             lines.append(f"  the part of it, or the view, that is indexed here: {site['part']}")
     if -extent <= start < 0:

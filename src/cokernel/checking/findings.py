@@ -139,6 +139,7 @@ class Finding:
       also: the other cores between which the same was met, as many as there are parties that act.
       consequences: of an UninitialisedRead, what came of the use of the value: an OutOfBounds, a
         Deadlock, ...; they are in no report of their own.
+      owner: the core whose own memory it is about, if another core has touched it: by a copy.
     """
 
     kind: str
@@ -154,6 +155,7 @@ class Finding:
     also: tuple[tuple[str, ...], ...] = ()
     batch: tuple[int, ...] = ()
     consequences: tuple["Finding", ...] = ()
+    owner: str = ""
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -302,6 +304,9 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
         parties = tuple(party_of(party, places) for party in told if party is not None)
         name, indices, memory = _what(raw, parties, places)
         what = element_name(name, indices)
+    owner = _other_owner(raw, places)
+    if owner:
+        what = f"{what} of {owner}"
     padding = " and ".join(map(written, padding_of(raw.get("window", ()))))
     if padding:
         what = _in_padding(name, indices if memory else "", padding)
@@ -314,10 +319,11 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
         parties=parties,
         name=name,
         indices=" and ".join(filter(None, (indices, padding))),
-        advice=tuple(advise(raw, parties, name)),
+        advice=tuple(advise(raw, parties, name, owner, places.is_copied_to(name))),
         replay=replay_text(schedule) if schedule is not None else None,
         occurrences=raw.get("occurrences", 1),
         memory=memory,
+        owner=owner,
         details=tuple(_details(raw, parties)),
         also=tuple(
             tuple(places.core(party["program"], party["coordinates"]) for party in others)
@@ -338,6 +344,18 @@ def party_of(raw: Mapping[str, Any], places: Places) -> Party:
         is_dma=bool(raw.get("is_dma")),
         name=own.get("name") or "",
     )
+
+
+def _other_owner(raw: Mapping[str, Any], places: Places) -> str:
+    """The core whose own memory a finding is about, if anybody else has touched it; else ""."""
+    memory = raw.get("memory")
+    if memory is None or memory["owner"] != "private" or "coordinates" not in memory:
+        return ""
+    own = (memory["program"], memory["index"])
+    acting = [one for one in (raw.get("first"), raw.get("second")) if one is not None]
+    if all((one["program"], one["index"]) == own for one in acting):
+        return ""
+    return places.core(memory["program"], memory["coordinates"])
 
 
 def _polling(look: Mapping[str, Any], places: Places) -> Party:
@@ -481,6 +499,7 @@ def effect(finding: Finding, raw: Mapping[str, Any]) -> str:
         # The copy is what the other finding is about.
         parties = tuple(sorted(parties, key=lambda party: party.is_dma))
         what = element_name(finding.name, finding.indices)
+        what += f" of {finding.owner}" * bool(finding.owner)
         return f"so {sentence_of(raw, parties, what)} ({_where(parties[0])})"
     last = parties[-1] if finding.kind == "CopyInFlight" else parties[0]
     return f"so {finding.sentence} ({_where(last)})"

@@ -77,6 +77,14 @@ class Places:
                 return SemaphorePlace(element, known["name"], key, core, (0, known["bytes"]))
         return None
 
+    def is_copied_to(self, name: str) -> bool:
+        """Whether some program starts copies into a Ref, or a part of it, that it calls so."""
+        return any(
+            site["operation"].startswith("dma") and site["name"].partition("[")[0] == name
+            for site in self.sites
+            if site.get("name")
+        )
+
     def signalled(self, key: Sequence[Any]) -> "str | None":
         """The semaphore that a site signals, as the program names it: one, or all of an array if
         it may be any; None for one nobody knows.

@@ -73,7 +73,11 @@ def _site(context: Context, view: View, operation: str) -> ir.Constant:
     """The site of a check; it tells the shape of the Ref, and of the part of it that is indexed."""
     shape = tuple(view.ref.shape)
     is_static = all(isinstance(extent, int) for extent in view.extents)
-    part = {} if not is_static or view.extents == shape else {"part": str(tuple(view.extents))}
+    part: dict[str, Any] = (
+        {} if not is_static or view.extents == shape else {"part": str(tuple(view.extents))}
+    )
+    if dtypes.is_semaphore(view.ref.dtype):
+        part["of_semaphores"] = True
     return context.site(operation, view.ref.name, shape=str(shape), rank=len(view.extents), **part)
 
 

@@ -69,8 +69,26 @@ nb::dict describe_party(const Executable& executable, const Party& party) {
   return result;
 }
 
-nb::dict describe_memory(const MemoryRange& range) {
+// Where in its mesh the core is that has a piece of private memory.
+nb::tuple coordinates_of(const Executable& executable, const Place& place) {
+  const std::vector<int64_t> shape(executable.spec.programs[place.program].shape.begin(),
+                                   executable.spec.programs[place.program].shape.end());
+  std::vector<int64_t> coordinates(shape.size());
+  int64_t rest = place.index;
+  for (std::size_t axis = shape.size(); axis-- > 0;) {
+    coordinates[axis] = rest % shape[axis];
+    rest /= shape[axis];
+  }
+  nb::list result;
+  for (const int64_t coordinate : coordinates) result.append(coordinate);
+  return nb::tuple(result);
+}
+
+nb::dict describe_memory(const Executable& executable, const MemoryRange& range) {
   nb::dict result = describe_place(range.place);
+  if (range.place.owner == MemoryOwner::kPrivate) {
+    result["coordinates"] = coordinates_of(executable, range.place);
+  }
   nb::list parts;
   for (const auto& [begin, end] : range.parts.all()) {
     parts.append(nb::make_tuple(begin, end - begin));
@@ -108,7 +126,7 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
   result["memory"] = nb::none();
   int64_t count = 0;
   if (finding.memory.has_value()) {
-    result["memory"] = describe_memory(*finding.memory);
+    result["memory"] = describe_memory(executable, *finding.memory);
     const int64_t size = std::max<int64_t>(finding.memory->element_bytes, 1);
     count = std::max<int64_t>(finding.memory->parts.bytes() / size, 1);
   }
@@ -133,7 +151,7 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
     nb::dict described;
     described["party"] = describe_party(executable, look.party);
     described["memory"] = nb::none();
-    if (look.memory.has_value()) described["memory"] = describe_memory(*look.memory);
+    if (look.memory.has_value()) described["memory"] = describe_memory(executable, *look.memory);
     described["semaphore"] = nb::none();
     if (look.semaphore.has_value()) {
       nb::dict semaphore = describe_place(*look.semaphore);
