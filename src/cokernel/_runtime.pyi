@@ -50,6 +50,9 @@ class CheckedSpec(TypedDict):
     # Plain result buffers and the bytes of their elements. They start undefined, unless they are
     # an operand as well.
     outputs: NotRequired[Sequence[tuple[int, int]]]
+    # Whether probes tell of all that the kernel reads and writes, so that outputs need not be
+    # filled before somebody reads what nobody has written. Default False.
+    sees_all: NotRequired[bool]
     batch: NotRequired[Sequence[int]]  # Buffers that hold which elements of batches it is for.
 
 class ExecutableSpec(TypedDict):

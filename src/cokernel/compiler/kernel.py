@@ -301,7 +301,11 @@ class Kernel:
         }
 
     def _checked_spec(self, checked: Checked) -> dict[str, Any]:
-        return {**checked.for_runtime(), "outputs": self.layout.outputs()}
+        return {
+            **checked.for_runtime(),
+            "outputs": self.layout.outputs(),
+            "sees_all": not self.unchecked,
+        }
 
     # What rules ask.
 

@@ -239,6 +239,7 @@ nb::dict function_addresses() {
   add_function(functions, "cokernel_checked_claimed", cokernel_checked_claimed);
   add_function(functions, "cokernel_checked_group", cokernel_checked_group);
   add_function(functions, "cokernel_checked_dma", cokernel_checked_dma);
+  add_function(functions, "cokernel_checked_move", cokernel_checked_move);
   add_function(functions, "cokernel_checked_copy_undefined", cokernel_checked_copy_undefined);
   add_function(functions, "cokernel_checked_merge_undefined", cokernel_checked_merge_undefined);
   add_function(functions, "cokernel_checked_allocate", cokernel_checked_allocate);

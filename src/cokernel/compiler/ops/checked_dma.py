@@ -34,6 +34,8 @@ from cokernel.compiler.transforms import smaller
 
 # How the runtime is told that undefined elements are used as indices.
 USED_AS_INDEX = 1
+# The runtime moves pieces from this size on, as `kStreamedBytes` in checked/state.cc.
+STREAMED_BYTES = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,6 +274,8 @@ def _copy(context: Context, block: Block, operation: str) -> None:
     is_scatter = bool(target.picks) and not block.add
     group = one_access(context, is_scatter=is_scatter)
     with contextlib.nullcontext() if watch is None else group:
+        if watch is None and not block.add:
+            watch = _moved
         copies.copy_block(context, block, operation, watch)
     if not is_picked:
         _carry_undefined(
@@ -283,6 +287,18 @@ def _copy(context: Context, block: Block, operation: str) -> None:
             _plain(target),
             _plain(source),
         )
+
+
+def _moved(move: MoveRun) -> MoveRun:
+    """Has the runtime move long runs: it knows what is too large for the caches."""
+
+    def moved(function: FunctionBuilder, target: ir.Value, source: ir.Value, size: Index) -> None:
+        if isinstance(size, int) and size < STREAMED_BYTES:
+            return move(function, target, source, size)
+        arguments = [function.core, target, source, function.index(size)]
+        return function.call_external("cokernel_checked_move", void, arguments)
+
+    return moved
 
 
 def _copy_with_padding(context: Context, block: Block, access: Access, operation: str) -> None:

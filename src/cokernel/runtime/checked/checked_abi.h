@@ -79,6 +79,9 @@ void cokernel_checked_dma(cokernel::Core* core, int32_t site,
                           int64_t arrival_amount, cokernel::Semaphore* departure,
                           int64_t departure_amount);
 
+// As memmove.
+void cokernel_checked_move(cokernel::Core* core, void* target, const void* source, int64_t bytes);
+
 // Makes elements of the target undefined exactly where those of the source are (to be called after
 // the accesses are probed), or, for a target that is added to, also where they are.
 void cokernel_checked_copy_undefined(cokernel::Core* core, void* target, const void* source,

@@ -121,6 +121,10 @@ void cokernel_checked_dma(Core* core, int32_t site, void (*run)(Core* core, void
                            departure, departure_amount);
 }
 
+void cokernel_checked_move(Core* core, void* target, const void* source, int64_t bytes) {
+  state_of(core).move(static_cast<char*>(target), static_cast<const char*>(source), bytes);
+}
+
 void cokernel_checked_copy_undefined(Core* core, void* target, const void* source,
                                      int64_t element_bytes, int64_t rank, const int64_t* extents,
                                      const int64_t* target_strides, const int64_t* source_strides) {

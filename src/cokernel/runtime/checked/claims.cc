@@ -118,6 +118,30 @@ bool go_together(const Claim& one, Claim& other) {
          static_cast<int64_t>(other.address - one.address) % step == 0;
 }
 
+// Calls visit(begin, end) for pieces that together are what is claimed, until it returns false.
+template <typename Visit>
+bool for_each_claimed(const Claim& claim, Visit visit) {
+  const auto bytes = static_cast<uintptr_t>(claim.run);
+  if (claim.pieces == 1 && std::llabs(claim.step) <= claim.run) {
+    return visit(claim.low, claim.high);
+  }
+  bool goes_on = true;
+  uintptr_t at = claim.address;
+  for (int64_t i = 0; i < claim.trips && goes_on; ++i) {
+    if (claim.pieces == 1) {
+      goes_on = visit(at, at + bytes);
+    } else {
+      for_each_piece(claim.element_bytes, claim.rank, claim.extents, claim.strides, claim.strides,
+                     [&](int64_t offset, int64_t, int64_t, int64_t size) {
+                       const uintptr_t begin = at + static_cast<uintptr_t>(offset);
+                       goes_on = goes_on && visit(begin, begin + static_cast<uintptr_t>(size));
+                     });
+    }
+    at += static_cast<uintptr_t>(claim.step);
+  }
+  return goes_on;
+}
+
 }  // namespace
 
 bool State::claim(Core* core, const int64_t* words, int64_t claims, int64_t others, int64_t limits,
@@ -166,7 +190,8 @@ bool State::claim(Core* core, const int64_t* words, int64_t claims, int64_t othe
     const uintptr_t offset = claim.low - reinterpret_cast<uintptr_t>(core->memory);
     if (claim.kind != AccessKind::kRead &&
         offset >= static_cast<uintptr_t>(program.private_stride)) {
-      changed_at(claim.low, claim.high);
+      changed();
+      if (schedule_.record) note_written(claim);
     }
     accesses += claim.pieces * trips;
     last_probe_ = claim.number;
@@ -189,38 +214,18 @@ bool State::claim(Core* core, const int64_t* words, int64_t claims, int64_t othe
   return true;
 }
 
-namespace {
-
-// Calls visit(begin, end) for pieces that together are what is claimed, until it returns false.
-template <typename Visit>
-bool for_each_claimed(const Claim& claim, Visit visit) {
-  const auto bytes = static_cast<uintptr_t>(claim.run);
-  if (claim.pieces == 1 && std::llabs(claim.step) <= claim.run) {
-    return visit(claim.low, claim.high);
-  }
-  bool goes_on = true;
-  uintptr_t at = claim.address;
-  for (int64_t i = 0; i < claim.trips && goes_on; ++i) {
-    if (claim.pieces == 1) {
-      goes_on = visit(at, at + bytes);
-    } else {
-      for_each_piece(claim.element_bytes, claim.rank, claim.extents, claim.strides, claim.strides,
-                     [&](int64_t offset, int64_t, int64_t, int64_t size) {
-                       const uintptr_t begin = at + static_cast<uintptr_t>(offset);
-                       goes_on = goes_on && visit(begin, begin + static_cast<uintptr_t>(size));
-                     });
-    }
-    at += static_cast<uintptr_t>(claim.step);
-  }
-  return goes_on;
-}
-
-}  // namespace
-
 bool State::is_quiet(const Claim& claim, const Access& access) {
   const bool is_defined = claim.kind == AccessKind::kWrite || claim.is_written;
   return for_each_claimed(claim, [&](uintptr_t begin, uintptr_t end) {
     return shadow_.is_quiet(*claim.region, access, begin, end, !is_defined);
+  });
+}
+
+// What others see of it, as exactly as the probes tell it.
+void State::note_written(const Claim& claim) {
+  for_each_claimed(claim, [&](uintptr_t begin, uintptr_t end) {
+    changed_at(begin, end);
+    return true;
   });
 }
 

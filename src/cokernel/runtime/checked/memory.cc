@@ -61,6 +61,7 @@ bool State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
     cache.region = shadow_.find(begin);
     if (cache.region == nullptr) return false;
   }
+  if (kind != AccessKind::kWrite && may_be_unfilled(begin, end)) fill_unwritten(begin, end);
   if (kind == AccessKind::kPoll) {
     // Who polls for long makes records, too.
     shadow_.collect_if_due();
@@ -87,6 +88,7 @@ bool State::access(Core* core, int32_t site, AccessKind kind, uintptr_t begin, i
   last_probe_ = number;
   const bool was_undefined =
       shadow_.access(*cache.region, {kind, number, &agent, element_bytes, &cache.last}, begin, end);
+  has_read_undefined_ |= was_undefined && kind == AccessKind::kRead;
   if (is_scatter_ && kind == AccessKind::kWrite) note_scattered(number, begin, end, element_bytes);
   if (was_undefined && kind != AccessKind::kRead && kind != AccessKind::kWrite) {
     Meetings& known = updates_[{number_of(core), site}];
@@ -204,6 +206,8 @@ void State::copy_undefined(Core* core, void* target, const void* source, int64_t
                            int64_t rank, const int64_t* extents, const int64_t* target_strides,
                            const int64_t* source_strides) {
   if (!options_.uninitialised) return;
+  // A DMA tells of what it reads before it says where that goes.
+  if (dma_ != nullptr && !has_read_undefined_) return;
   Region* from = shadow_.find(address_of(source));
   Region* to = shadow_.find(address_of(target));
   if (from == nullptr || to == nullptr) return;

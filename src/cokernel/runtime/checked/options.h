@@ -43,6 +43,7 @@ struct CheckedOptions {
   Schedule schedule;
   // Plain result buffers, and the bytes of their elements.
   std::vector<std::pair<int32_t, int64_t>> outputs;
+  bool sees_all = false;  // Probes tell of every access.
   // Buffers of one int32 each that say which elements of batches the launch is for.
   std::vector<int32_t> batch;
 };

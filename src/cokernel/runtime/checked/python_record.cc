@@ -241,6 +241,7 @@ std::shared_ptr<const CheckedOptions> options_from(nb::handle object) {
       options->outputs.emplace_back(nb::cast<int32_t>(pair[0]), nb::cast<int64_t>(pair[1]));
     }
   }
+  options->sees_all = fields.get<bool>("sees_all", false);
   options->batch = fields.get<std::vector<int32_t>>("batch", {});
   fields.finish();
   return options;

@@ -19,7 +19,6 @@ std::size_t bytes_of_cells(uint32_t shift) {
 }  // namespace
 
 Shadow::~Shadow() {
-  for (const Region& region : regions_) std::free(region.pages);
   for (char* chunk : chunks_) std::free(chunk);
 }
 
@@ -33,12 +32,15 @@ void Shadow::set_ranges(std::vector<std::pair<uintptr_t, uintptr_t>> ranges) {
       regions_.push_back({begin, end, begin >> kPageBits, nullptr});
     }
   }
+  for (const Region& region : regions_) {
+    page_bytes_ += (((region.end - 1) >> kPageBits) - region.first_page + 1) * sizeof(Page);
+  }
+  if (page_bytes_ == 0) return;
+  pages_ = Zeroed(page_bytes_);
+  auto* pages = static_cast<Page*>(pages_.data());
   for (Region& region : regions_) {
-    const std::size_t count = ((region.end - 1) >> kPageBits) - region.first_page + 1;
-    // The system has zeroed memory at hand, so that what is not touched costs nothing.
-    region.pages = static_cast<Page*>(std::calloc(count, sizeof(Page)));
-    if (region.pages == nullptr) throw std::bad_alloc();
-    page_bytes_ += count * sizeof(Page);
+    region.pages = pages;
+    pages += ((region.end - 1) >> kPageBits) - region.first_page + 1;
   }
 }
 

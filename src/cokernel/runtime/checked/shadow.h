@@ -11,6 +11,7 @@
 
 #include "checked/accesses.h"
 #include "checked/clock.h"
+#include "checked/zeroed.h"
 
 namespace cokernel::checked {
 
@@ -187,6 +188,7 @@ class Shadow {
   std::vector<uint32_t> conflicting_;
   std::vector<uint32_t> remaining_;
   std::vector<Region> regions_;
+  Zeroed pages_;
   std::size_t last_region_ = 0;
   std::size_t page_bytes_ = 0;
   std::size_t cell_bytes_ = 0;

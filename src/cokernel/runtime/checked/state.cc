@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "checked/streaming.h"
 #include "launch.h"
 
 namespace cokernel::checked {
@@ -19,6 +20,11 @@ constexpr int64_t kSuspectedPolls = 64;
 constexpr int64_t kLongestRound = 32;
 
 constexpr int32_t kManyCores = 1024;
+
+// What is copied to a buffer of so many bytes has left the caches when all of it has been written,
+// if it comes in pieces of at least so many.
+constexpr int64_t kLargeBufferBytes = int64_t{2} << 20;
+constexpr int64_t kStreamedBytes = int64_t{4} << 10;
 
 }  // namespace
 
@@ -77,6 +83,19 @@ void State::fill(char* begin, int64_t bytes) {
   }
 }
 
+void State::fill_unwritten(uintptr_t begin, uintptr_t end) {
+  for (const auto& [first, last] : unfilled_) {
+    if (begin >= last || end <= first) continue;
+    shadow_.for_each_undefined(*shadow_.find(first), std::max(begin, first), std::min(end, last),
+                               [&](uintptr_t from, uintptr_t to, uint32_t write, uint32_t read) {
+                                 // What has been added to was filled then.
+                                 if (write != kUndefined || accesses_.has_atomics(read)) return;
+                                 fill(reinterpret_cast<char*>(from),
+                                      static_cast<int64_t>(to - from));
+                               });
+  }
+}
+
 void State::prepare_memory() {
   const Executable& executable = launch_.executable;
   char* const block = reinterpret_cast<char*>(launch_.cores);
@@ -90,14 +109,26 @@ void State::prepare_memory() {
   add_range(block + first, executable.block_bytes - first);
   for (std::size_t b = 0; b < launch_.buffers.size(); ++b) {
     add_range(launch_.buffers[b], launch_.buffer_bytes[b]);
+    const auto* begin = static_cast<const char*>(launch_.buffers[b]);
+    const int64_t bytes = launch_.buffer_bytes[b];
+    if (bytes >= kLargeBufferBytes) large_buffers_.emplace_back(begin, begin + bytes);
   }
   shadow_.set_ranges(ranges);
 
-  const auto begin_life = [&](char* data, int64_t bytes) {
+  // What is drawn at random depends on where a piece begins, so that it has to be all in one.
+  const bool fills_later =
+      options_.uninitialised && options_.sees_all && options_.fill == Fill::kByte;
+  const auto begin_life = [&](char* data, int64_t bytes, bool is_output = false) {
     if (bytes <= 0) return;
-    fill(data, bytes);
-    if (!options_.uninitialised) return;
     const auto begin = reinterpret_cast<uintptr_t>(data);
+    if (is_output && fills_later) {
+      unfilled_.emplace_back(begin, begin + static_cast<uintptr_t>(bytes));
+      unfilled_begin_ = std::min(unfilled_begin_, begin);
+      unfilled_end_ = std::max(unfilled_end_, unfilled_.back().second);
+    } else {
+      fill(data, bytes);
+    }
+    if (!options_.uninitialised) return;
     shadow_.make_undefined(*shadow_.find(begin), begin, begin + static_cast<uintptr_t>(bytes));
   };
   for (const Executable::Program& program : executable.programs) {
@@ -125,8 +156,18 @@ void State::prepare_memory() {
       is_operand |= static_cast<int32_t>(other) != buffer &&
                     data < start + launch_.buffer_bytes[other] && start < data + bytes;
     }
-    if (!is_operand) begin_life(data, bytes);
+    if (!is_operand) begin_life(data, bytes, true);
   }
+}
+
+void State::move(char* target, const char* source, int64_t bytes) {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (bytes >= kStreamedBytes) {
+    for (const auto& [begin, end] : large_buffers_) {
+      if (target >= begin && target < end) return stream(target, source, size);
+    }
+  }
+  std::memmove(target, source, size);
 }
 
 void State::run() {
@@ -150,7 +191,10 @@ void State::run() {
   if (launch_.unfinished.load(std::memory_order_relaxed) == 0 && !is_stopped()) finish_dmas();
   record_effects();
   record.fits = chooser_.fits() && (is_stopped() || !chooser_.has_choices_left());
-  if (!is_stopped()) look_at_end();
+  if (!is_stopped()) {
+    for (const auto& [begin, end] : unfilled_) fill_unwritten(begin, end);
+    look_at_end();
+  }
   settle();
   note_use_that_failed();
   uint64_t behaviour = mix(element_behaviour_);
@@ -375,6 +419,7 @@ void State::take_effect(std::size_t position) {
   const int32_t site = core->site.load(std::memory_order_relaxed);
   begin_event();
   dma_ = dma.get();
+  has_read_undefined_ = false;
   dma->run(core, dma->arguments);
   dma_ = nullptr;
   core->site.store(site, std::memory_order_relaxed);

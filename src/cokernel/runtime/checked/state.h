@@ -99,6 +99,7 @@ class State final : public Conflicts {
   void copy_undefined(Core* core, void* target, const void* source, int64_t element_bytes,
                       int64_t rank, const int64_t* extents, const int64_t* target_strides,
                       const int64_t* source_strides);
+  void move(char* target, const char* source, int64_t bytes);
   void allocate(Core* core, int32_t site, void* address, int64_t bytes, int64_t element_bytes,
                 int32_t is_semaphore);
   void release(Core* core, int32_t site, void* address, int64_t bytes, int32_t is_semaphore);
@@ -202,6 +203,11 @@ class State final : public Conflicts {
   }
   void prepare_memory();
   void fill(char* begin, int64_t bytes);
+  // Outputs that have not been filled: what of a range nobody has written is filled now.
+  void fill_unwritten(uintptr_t begin, uintptr_t end);
+  bool may_be_unfilled(uintptr_t begin, uintptr_t end) const {
+    return begin < unfilled_end_ && end > unfilled_begin_;
+  }
   bool is_stopped() const;
   // Lets DMAs take effect until it is the turn of a core, which it returns; -1 if there is none.
   int32_t decide(int32_t current, bool has_polled);
@@ -234,6 +240,7 @@ class State final : public Conflicts {
   // claims.cc
   bool is_quiet(const Claim& claim, const Access& access);
   void take(const Claim& claim, const Access& access);
+  void note_written(const Claim& claim);
 
   // memory.cc
   // One core runs at a time, and seldom changes: a site keeps only the records of the last agent.
@@ -349,7 +356,8 @@ class State final : public Conflicts {
   SemaphoreTable semaphores_;
   std::unordered_map<const Barrier*, Clock> barrier_clocks_;
   std::unordered_map<const Barrier*, std::vector<int32_t>> barrier_cores_;
-  Dma* dma_ = nullptr;  // The one that takes effect at the moment.
+  Dma* dma_ = nullptr;               // The one that takes effect at the moment,
+  bool has_read_undefined_ = false;  // and whether it has read anything undefined.
 
   Accesses accesses_;
   Shadow shadow_;
@@ -375,8 +383,14 @@ class State final : public Conflicts {
   // Since the last decision: the memory that was polled, and what others see that was written.
   Parts<uintptr_t> step_polled_;
   Parts<uintptr_t> step_written_;
-  uint32_t last_probe_ = 0;    // The record of the access probed last.
-  uint64_t event_ = 0;         // The number of the access, or the DMA, that is probed.
+  uint32_t last_probe_ = 0;  // The record of the access probed last.
+  uint64_t event_ = 0;       // The number of the access, or the DMA, that is probed.
+  // Outputs that are filled only where nobody writes them, and all of it together.
+  std::vector<std::pair<uintptr_t, uintptr_t>> unfilled_;
+  uintptr_t unfilled_begin_ = ~uintptr_t{0};
+  uintptr_t unfilled_end_ = 0;
+  // The operands and results too large for the caches, as pairs of begin and end.
+  std::vector<std::pair<const char*, const char*>> large_buffers_;
   std::vector<Claim> claims_;  // Those of the loop at hand.
   const bool takes_claims_ = claims_are_taken();
   bool is_grouped_ = false;                   // What is probed is of one access.
