@@ -125,6 +125,8 @@ class Failure(TypedDict):
     start: NotRequired[int]
     size: NotRequired[int]
     extent: NotRequired[int]
+    # Of an index that comes from an array of indices: where in it.
+    position: NotRequired[int]
     # Check: which message of the site, and the number that goes into it.
     code: NotRequired[int]
     value: NotRequired[int]

@@ -124,3 +124,36 @@ def test_an_empty_array_is_advised_to_be_filled():
     assert finding.kind == "UninitialisedRead"
     assert "DMA" not in "\n".join(finding.advice)
     assert "lax.empty" in finding.advice[0]
+
+
+def test_a_bad_index_of_a_gather_is_told_with_its_place_among_the_indices():
+    def body(x_ref, out_ref, ids, rows, done):
+        ids[...] = jnp.full((4,), 2, jnp.int32)
+        ids[3] = 9
+        pltpu.async_copy(x_ref.at[ids], rows, done).wait()
+        out_ref[...] = rows[...]
+
+    scratch = (cokernel.private((4,), jnp.int32), cokernel.private((4, 16), jnp.int32), DMA)
+    [finding] = findings_of(body, *scratch)
+    assert "of 'x_ref' by program" in finding.sentence
+    assert "asks for index 9 (at position 3 of 'ids') of dimension 0" in finding.sentence
+    assert "compare the values of the indices" in finding.advice[0]
+
+
+@pytest.mark.parametrize("count", [4, 300])
+def test_a_bad_index_of_an_array_is_told_with_its_place(count):
+    def body(x_ref, out_ref):
+        ids = jnp.where(lax.iota(jnp.int32, count) == count - 2, 9, 1)
+        out_ref[...] = x_ref[...] + x_ref[ids].sum()
+
+    [finding] = findings_of(body)
+    assert f"index 9 (at position {count - 2} of the indices)" in finding.sentence
+
+
+def test_an_index_that_stands_alone_has_no_place():
+    def body(x_ref, out_ref):
+        out_ref[...] = x_ref[...]
+        out_ref[0] = x_ref[x_ref[0, 0] + 8]
+
+    [finding] = findings_of(body)
+    assert "asks for index 9 of dimension 0" in finding.sentence

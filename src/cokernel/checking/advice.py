@@ -71,19 +71,22 @@ def _livelock(parties: "Sequence[Party]") -> Iterator[str]:
     yield "prefer semaphore_wait to polling: a deadlock then says who is missing"
 
 
-def advise_failure(kind: str, name: str, site: Mapping[str, Any] | None = None) -> Iterator[str]:
+def advise_failure(
+    kind: str, name: str, site: Mapping[str, Any] | None = None, is_picked: bool = False
+) -> Iterator[str]:
     """Yields what to do about a failure of some kind that ended a launch, at a Ref or semaphore.
 
     Args:
       kind: the kind of the finding that it is.
       name: the Ref or semaphore.
       site: where it happened; None if it is not known.
+      is_picked: whether the index is one of an array of them.
     """
     match kind:
         case "OutOfBounds" if site is not None and site.get("of_semaphores"):
             yield f"compare the index of the semaphore with how many there are in {name!r}"
             yield "if a slot picks it, take the number of the slot modulo the number of slots"
-        case "OutOfBounds" if site is not None and site.get("indices"):
+        case "OutOfBounds" if is_picked:
             yield f"compare the values of the indices with the shape of {name!r}"
             yield "look at where the indices come from, and at padding that is left in them"
         case "OutOfBounds":

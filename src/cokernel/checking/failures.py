@@ -108,7 +108,7 @@ def _out_of_bounds(failure: Mapping[str, Any], places: Places) -> str:
     start, size, extent = failure["start"], failure["size"], failure["extent"]
     dimension = failure["dimension"]
     if size == 1:
-        asked = f"index {start}"
+        asked = f"index {start}{_place_of_index(failure, site)}"
     elif size < 1:
         asked = f"a slice of {size} elements from {start}"
     else:
@@ -134,6 +134,15 @@ def _out_of_bounds(failure: Mapping[str, Any], places: Places) -> str:
             f"{extent + start}"
         )
     return "\n".join([*lines, *where_and_code(site, "  ")])
+
+
+def _place_of_index(failure: Mapping[str, Any], site: Mapping[str, Any] | None) -> str:
+    """Where among the indices of a gather a bad one is; "" for an index that stands alone."""
+    position = failure.get("position", -1)
+    if position < 0:
+        return ""
+    indices = (site or {}).get("indices")
+    return f" (at position {position} of {repr(indices) if indices else 'the indices'})"
 
 
 def _check(failure: Mapping[str, Any], places: Places) -> str:

@@ -272,7 +272,9 @@ def _failure_finding(
     kind, _, sentence = headline.partition(": ")
     parties = failed_parties(failure, places)
     site = places.site(failure.get("site"))
-    advice = list(advise_failure(kind, (site or {}).get("name") or "the Ref", site))
+    advice = list(
+        advise_failure(kind, (site or {}).get("name") or "the Ref", site, "position" in failure)
+    )
     if ADVICE in rest:
         # A deadlock's text ends with its own.
         at = rest.index(ADVICE)

@@ -1,6 +1,7 @@
 """The checks that keep what a program does to a Ref in its bounds."""
 
 import dataclasses
+import math
 from typing import Any
 
 from llvmlite import ir
@@ -97,7 +98,7 @@ def check_array(
         return
     site = _site(context, view, operation)
 
-    def check_one(function: FunctionBuilder, register: ir.Value) -> None:
+    def check_one(function: FunctionBuilder, register: ir.Value, position: Index) -> None:
         wide = widen_index(function, register, array.dtype)
         good = function.builder.icmp_unsigned("<", wide, function.index(extent))
         if ignored is not None:
@@ -106,9 +107,11 @@ def check_array(
             )
 
         def record() -> None:
-            arguments = [wide, function.index(1), function.index(extent)]
+            # One index alone is in no array.
+            place = position if array.size > 1 else -1
+            arguments = [wide, function.index(extent), function.index(place)]
             function.call_external(
-                "cokernel_fail_index",
+                "cokernel_fail_picked",
                 void,
                 [function.core, site, ir.Constant(i32, dimension), *arguments],
             )
@@ -119,12 +122,14 @@ def check_array(
         _check_packed(context, array, extent, ignored, check_one)
         return
     if array.size == 1:
-        return check_one(context.function, context.scalar(array))
+        return check_one(context.function, context.scalar(array), 0)
     buffer = context.materialise(array)
     inner = context.function.sibling("check_indices", [pointer])
     inside = dataclasses.replace(buffer, address=inner.parameters[0])
     with inner.nest(buffer.shape) as index:
-        check_one(inner, inside.element(ElementBuilder(inner), index))
+        steps = [math.prod(buffer.shape[axis + 1 :]) for axis in range(len(buffer.shape))]
+        position = inner.linear_index(index, steps)
+        check_one(inner, inside.element(ElementBuilder(inner), index), position)
     inner.finish()
     context.call(inner, [buffer.address])
 
@@ -153,7 +158,9 @@ def _check_packed(
     function.builder.cbranch(all_good, fine, bad).set_weights([1 << 20, 1])
     function.builder.position_at_end(bad)
     for lane in range(array.size):
-        check_one(function, function.builder.extract_element(register, ir.Constant(i32, lane)))
+        check_one(
+            function, function.builder.extract_element(register, ir.Constant(i32, lane)), lane
+        )
     function.builder.branch(fine)
     function.builder.position_at_end(fine)
 

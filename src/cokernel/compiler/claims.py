@@ -46,6 +46,7 @@ _HARMLESS = frozenset(
         "cokernel_copy",
         "cokernel_fail",
         "cokernel_fail_index",
+        "cokernel_fail_picked",
     }
 )
 

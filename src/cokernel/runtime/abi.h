@@ -132,6 +132,9 @@ void cokernel_finish(cokernel::Core* core);
 // elements.
 void cokernel_fail_index(cokernel::Core* core, int32_t site, int32_t dimension, int64_t start,
                          int64_t size, int64_t extent);
+// The same of one index, which an array of indices has at a position.
+void cokernel_fail_picked(cokernel::Core* core, int32_t site, int32_t dimension, int64_t index,
+                          int64_t extent, int64_t position);
 // `code` selects one of the messages of the site (a failed check, a bad device_id, a negative
 // count,
 // ...); `value` goes into it.

@@ -222,6 +222,7 @@ nb::dict function_addresses() {
   add_function(functions, "cokernel_frame", cokernel_frame);
   add_function(functions, "cokernel_finish", cokernel_finish);
   add_function(functions, "cokernel_fail_index", cokernel_fail_index);
+  add_function(functions, "cokernel_fail_picked", cokernel_fail_picked);
   add_function(functions, "cokernel_fail", cokernel_fail);
   add_function(functions, "cokernel_callback", cokernel_callback);
   add_function(functions, "cokernel_delay", cokernel_delay);

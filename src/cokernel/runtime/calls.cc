@@ -55,6 +55,18 @@ void cokernel_fail_index(Core* core, int32_t site, int32_t dimension, int64_t st
   core->launch->fail_at(core, site, std::move(failure));
 }
 
+void cokernel_fail_picked(Core* core, int32_t site, int32_t dimension, int64_t index,
+                          int64_t extent, int64_t position) {
+  Failure failure;
+  failure.kind = FailureKind::kOutOfBounds;
+  failure.dimension = dimension;
+  failure.start = index;
+  failure.size = 1;
+  failure.extent = extent;
+  failure.position = position;
+  core->launch->fail_at(core, site, std::move(failure));
+}
+
 void cokernel_fail(Core* core, int32_t site, int32_t code, int64_t value) {
   Failure failure;
   failure.kind = FailureKind::kCheck;

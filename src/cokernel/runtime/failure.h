@@ -65,6 +65,7 @@ struct Failure {
   int64_t start = 0;
   int64_t size = 0;
   int64_t extent = 0;
+  int64_t position = -1;  // Where in an array of indices; below zero: in none.
   // kCheck
   int32_t code = 0;
   int64_t value = 0;

@@ -67,6 +67,7 @@ nb::dict describe_failure(const Executable& executable, const Failure& failure) 
       result["start"] = failure.start;
       result["size"] = failure.size;
       result["extent"] = failure.extent;
+      if (failure.position >= 0) result["position"] = failure.position;
       break;
     case FailureKind::kCheck:
       result["code"] = failure.code;

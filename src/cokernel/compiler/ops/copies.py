@@ -330,7 +330,8 @@ def _picked_base(
         if side.ignored is not None:
             skip.when(function.builder.icmp_signed("==", index, ir.Constant(i64, side.ignored)))
         if context.kernel.bounds_checks:
-            _check(context, side, pick, index, operation)
+            position = tail[0] if len(tail) == 1 else _number(function, tail, pick)
+            _check(context, side, pick, index, position, operation)
         offset = function.add(offset, function.multiply(index, pick.step))
     return function.advance(_inside(side.address), offset)
 
@@ -341,16 +342,34 @@ def _extend(function: FunctionBuilder, register: ir.Value, dtype: np.dtype) -> i
     return function.builder.zext(register, i64)
 
 
-def _check(context: Context, side: Side, pick: Picks, index: ir.Value, operation: str) -> None:
+def _number(function: Any, tail: Sequence[Index], pick: Picks) -> Index:
+    """The row-major number of an index in an array of them, whose rows lie one after the other."""
+    offset = function.linear_index(tail, pick.strides)
+    return function.builder.sdiv(function.index(offset), ir.Constant(i64, pick.dtype.itemsize))
+
+
+def _check(
+    context: Context,
+    side: Side,
+    pick: Picks,
+    index: ir.Value,
+    position: Index,
+    operation: str,
+) -> None:
     function = context.function
     extent = function.index(_inside(pick.extent))
 
     def record() -> None:
         site = context.site(
-            operation, side.name, shape=side.shape, rank=len(side.extents), is_index=True
+            operation,
+            side.name,
+            shape=side.shape,
+            rank=len(side.extents),
+            is_index=True,
+            indices=pick.ref or "",
         )
-        arguments = [ir.Constant(i32, pick.dimension), index, function.index(1), extent]
-        function.call_external("cokernel_fail_index", void, [function.core, site, *arguments])
+        arguments = [ir.Constant(i32, pick.dimension), index, extent, function.index(position)]
+        function.call_external("cokernel_fail_picked", void, [function.core, site, *arguments])
 
     function.check(function.builder.icmp_unsigned("<", index, extent), record)
 
