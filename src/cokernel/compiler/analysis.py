@@ -2,7 +2,6 @@
 allocates and reaches.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from jax import lax
 
 from cokernel import _jax
 from cokernel.compiler import dtypes
+from cokernel.records import record
 
 # Primitives at which a core can block, or must let others run.
 SUSPENDING = frozenset(
@@ -116,7 +116,7 @@ def finished_copies(jaxpr: Any) -> frozenset[int]:
     return frozenset(numbers)
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class StoredProduct:
     """A matrix product that is only stored to a Ref or added to it, by the numbers of the equations
     for the product, for the addition of something else if there is one, and for the store.

@@ -7,7 +7,6 @@ slot only notes the address of the block, and a read goes there. Nobody can tell
 because the operand stays as it is for as long as the kernel runs.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,12 +23,13 @@ from cokernel.compiler.moves import (
     slot_of,
 )
 from cokernel.compiler.pipelines import is_written_by_pipeline
+from cokernel.records import record
 
 # Fewer bytes are copied faster than found.
 LEAST_BYTES = 4096
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Borrowing:
     """How a Ref, or each of its slots, lies in the operand that it comes from."""
 

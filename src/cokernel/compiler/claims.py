@@ -8,7 +8,6 @@ on the answer, so that whatever there is to find is found by the probes themselv
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from cokernel.compiler import dtypes
 from cokernel.compiler.dtypes import i1, i32, i64, pointer, void
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.lines import Limit, LoopLines
+from cokernel.records import record
 
 if TYPE_CHECKING:
     from cokernel.compiler.context import Context
@@ -51,7 +51,7 @@ _HARMLESS = frozenset(
 )
 
 
-@dataclasses.dataclass
+@record
 class Candidate:
     """An access that may be claimed."""
 

@@ -28,6 +28,7 @@ from cokernel.compiler.values import (
     store_element,
     store_vector,
 )
+from cokernel.records import record
 from cokernel.source_lines import SourceLine, user_line
 
 # What says whether, and how often, the equations inside of it run.
@@ -37,7 +38,7 @@ CONDITIONS = frozenset({_jax.cond_p, _jax.while_p, _jax.sc_primitives.parallel_l
 UNROLLED_ELEMENTS = 8
 
 
-@dataclasses.dataclass
+@record
 class Program:
     """What is known of one program while it is compiled."""
 
@@ -60,7 +61,7 @@ class Program:
     matrix_units: dict[int, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass
+@record
 class SharedFunction:
     """A function that all equations of a kind call."""
 

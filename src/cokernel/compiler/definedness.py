@@ -19,6 +19,7 @@ import numpy as np
 
 from cokernel import _jax
 from cokernel.compiler.ops.traced import without_lines
+from cokernel.records import record
 
 # Asks the runtime which elements of a part of a Ref are undefined; tells it which are; says that
 # undefined elements are used. See `ops/definedness.py`.
@@ -91,7 +92,7 @@ def bools(shape: Sequence[int]) -> Any:
     return _jax.ShapedArray(tuple(shape), np.dtype(np.bool_))
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Groups:
     """Stands for the trees by which `scan` groups its operands and results."""
 
@@ -296,7 +297,7 @@ class Scope:
         return Inner(jaxpr, scope, list(masks.values()), results)
 
 
-@dataclasses.dataclass
+@record
 class Inner:
     """A jaxpr inside an equation, rewritten."""
 

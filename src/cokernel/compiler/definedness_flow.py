@@ -1,6 +1,5 @@
 """Masks of undefined elements through control flow: what goes into a jaxpr takes its mask along."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from cokernel.compiler.definedness import (
     bools,
 )
 from cokernel.compiler.definedness_rules import rule
+from cokernel.records import record
 
 
 def _flags(scope: Scope, atoms: Sequence[Any]) -> list[bool]:
@@ -367,7 +367,7 @@ def _pipeline_body(scope: Scope, eqn: Any) -> list[Mask]:
     return [None] * len(eqn.outvars)
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _WithMasks:
     """The tree of a pipeline's body with masks behind what it closes over."""
 

@@ -53,6 +53,7 @@ from cokernel.compiler.moves import (
     slot_of_transforms,
 )
 from cokernel.compiler.pipelines import is_written_by_pipeline
+from cokernel.records import record
 
 # Given a Ref and, where it is to be that, a part of an operand.
 aim_p = _jax.Primitive("aim")
@@ -64,7 +65,7 @@ LEAST_BYTES = 4096
 MOST_SPARE_BYTES = 1 << 22
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Placement:
     """How the blocks that a Ref becomes lie in operands."""
 
@@ -89,7 +90,7 @@ class _Body:
         self.products = {product.store for product in stored_products(jaxpr, is_checked=False)}
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Pair:
     """The equations of one jaxpr that write a block and copy it, by their numbers."""
 

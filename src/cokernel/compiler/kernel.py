@@ -2,7 +2,6 @@
 are compiled into.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,13 +29,14 @@ from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.refs import Place, RefValue
 from cokernel.compiler.sites import SiteTable, callers_of
 from cokernel.compiler.transforms import resolve
+from cokernel.records import record
 from cokernel.source_lines import SourceLine
 
 # A function shared by at most so many calls is inlined into each.
 INLINED_CALLS = 4
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class CompiledKernel:
     """LLVM IR of all programs, and what the runtime must know to launch them. All of it is plain
     data but `callbacks`.

@@ -1,6 +1,5 @@
 """Which values of a loop grow by the same step in each iteration, read off the loop's LLVM code."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +7,10 @@ from llvmlite import ir
 
 from cokernel.compiler.dtypes import i64, pointer
 from cokernel.compiler.function import Index
+from cokernel.records import record
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Line:
     """What a value is in iteration number t, counted from 0: `first + t * step`, modulo 2**64. Of
     an integer narrower than 64 bits it is the signed value, of a pointer the address.
@@ -25,7 +25,7 @@ class Line:
         return isinstance(self.step, int) and self.step == 0
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Limit:
     """What must hold in every iteration for a line to be what the code computes."""
 

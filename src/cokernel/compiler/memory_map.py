@@ -1,11 +1,11 @@
 """Which Ref lies where, as plain data: how reports of checked mode name any byte of a launch."""
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 from cokernel.compiler import dtypes
 from cokernel.compiler.refs import Place, RefValue
+from cokernel.records import record
 from cokernel.source_lines import SourceLine
 
 _OWNERS = {
@@ -17,7 +17,7 @@ _OWNERS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class DescribedRef:
     """A Ref and what a report wants to say of it."""
 

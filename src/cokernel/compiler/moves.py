@@ -13,9 +13,10 @@ from cokernel import _jax
 from cokernel.compiler import dtypes
 from cokernel.compiler.analysis import is_known
 from cokernel.compiler.values import row_major
+from cokernel.records import record
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Block:
     """A part of a Ref in HBM that always lies inside of it."""
 
@@ -98,7 +99,7 @@ def is_whole(indices: tuple[Any, ...], extents: tuple[int, ...]) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Slot:
     """All of a Ref, or all of one slot of it."""
 
@@ -134,7 +135,7 @@ def begins_with_slot(transform: Any) -> bool:
     return isinstance(transform, _jax.NDIndexer) and is_single_index(transform.indices[0])
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Copy:
     """An equation that starts one DMA of the core's own, or does so if a `cond` takes a branch."""
 

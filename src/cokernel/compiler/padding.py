@@ -5,7 +5,6 @@ that tile: what is read there is anything, and what is written there is lost. He
 there, so that a window is cut off where the Ref ends, and the rest of it made up.
 """
 
-import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from cokernel.compiler.values import (
     row_major,
     store_element,
 )
+from cokernel.records import record
 
 if TYPE_CHECKING:
     from cokernel.checking.options import Checked
@@ -157,7 +157,7 @@ def for_each_inside(
     context.call(inner, arguments)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Window:
     """The elements of a Ref that a view shows, those in the padding too: of each of its dimensions
     the first and the one behind the last. `shape` is that of the Ref.

@@ -1,7 +1,8 @@
 """How a matrix product is cut into blocks and panels: see `matrix_product.py`."""
 
-import dataclasses
 import enum
+
+from cokernel.records import record
 
 WORD = 4
 # A panel has two vectors of columns.
@@ -39,7 +40,7 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Operand:
     """How an operand lies in memory: whether across the summed dimension, or along it, and how many
     elements there are from one such line to the next."""
@@ -48,7 +49,7 @@ class Operand:
     is_across: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Product:
     """What the functions of a product depend on."""
 

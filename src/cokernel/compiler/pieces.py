@@ -14,9 +14,10 @@ from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops.registry import Operation, apply_elementwise
 from cokernel.compiler.refs import View
 from cokernel.compiler.values import Value
+from cokernel.records import record
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Aval:
     shape: tuple[int, ...]
     dtype: np.dtype

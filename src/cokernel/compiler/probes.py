@@ -6,7 +6,6 @@ the Ref as the program calls it), the kind of access, and where the elements are
 """
 
 import contextlib
-import dataclasses
 import enum
 import math
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from llvmlite import ir
 from cokernel.compiler import dtypes
 from cokernel.compiler.dtypes import i8, i32, i64, pointer, void
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
+from cokernel.records import record
 
 if TYPE_CHECKING:
     from cokernel.compiler.context import Context
@@ -45,7 +45,7 @@ class Access(enum.Enum):
     NONE = -1
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Answer:
     """What the runtime has said when it was told of a read."""
 

@@ -17,6 +17,7 @@ from cokernel.compiler.dtypes import i32, i64, pointer
 from cokernel.compiler.function import Index
 from cokernel.compiler.values import Buffer, Value
 from cokernel.meshes import shared_memory_group
+from cokernel.records import record
 
 POINTER_BYTES = 8
 
@@ -36,7 +37,7 @@ class Place(enum.Enum):
     DEVICE = "device"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class RefValue:
     """A whole Ref. Two of them are the same memory exactly if their `memory` is the same object."""
 
@@ -133,7 +134,7 @@ class RefValue:
         return self.address(context)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class BoundRef(Value):
     """Part of a Ref that a jaxpr knows as a Ref: the body of a pipeline receives its blocks so."""
 
@@ -163,7 +164,7 @@ def root_of(ref: Any) -> tuple[RefValue, tuple[Any, ...]]:
     return ref, ()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class IndexArrays:
     """Dimensions picked by arrays of indices: element i of the new dimensions lies at the sum of
     array[i] times stride.
@@ -185,7 +186,7 @@ class IndexArrays:
     ignored: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Pieces:
     """Where the parts of one element lie: each of dtype `dtype`, `stride` bytes after the one
     before, the lowest bits first.
@@ -195,7 +196,7 @@ class Pieces:
     stride: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Overhang:
     """How much of a view lies in its Ref, where the rest may lie in the padding of tiles."""
 
@@ -205,7 +206,7 @@ class Overhang:
     is_there: Index
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Origin:
     """Where a view begins in its Ref, and the dimension there that each of its own walks along."""
 
@@ -213,7 +214,7 @@ class Origin:
     axes: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class View:
     """Part of a Ref: what is left of it after its transforms. Strides are in bytes. Extents are
     ints, but for DMAs of dynamic size. Where `indices` is given, `shape` and `strides` describe the

@@ -2,13 +2,13 @@
 in reports.
 """
 
-import dataclasses
 from typing import Any
 
+from cokernel.records import record
 from cokernel.source_lines import SourceLine
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Site:
     """One operation of one program on one Ref, at one source line."""
 

@@ -25,6 +25,7 @@ from llvmlite import ir
 from cokernel.compiler import dtypes
 from cokernel.compiler.dtypes import i8, i32
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
+from cokernel.records import record
 
 # An array of at most this many elements and bytes lives in vector registers.
 PACKED_ELEMENTS = 64
@@ -48,7 +49,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Value:
     """An array of a static shape and a numpy dtype."""
 
@@ -78,7 +79,7 @@ class Value:
         return frozenset()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Scalar(Value):
     """One element."""
 
@@ -98,7 +99,7 @@ class Scalar(Value):
         return self.register
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Packed(Value):
     """A small array in one vector register value, row-major. An array of one element is a plain
     scalar register.
@@ -123,7 +124,7 @@ class Packed(Value):
         return builder.builder.extract_element(self.register, builder.function.index(flat))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Buffer(Value):
     """An array in memory. Strides are in elements, zero or negative allowed. `root` is the Ref
     whose memory it is, or None for a temporary, which nobody writes to once it is a value; `owner`
@@ -187,7 +188,7 @@ class Buffer(Value):
 Emit = Callable[[ElementBuilder, Sequence[Index], tuple[Value, ...]], ir.Value]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@record(frozen=True, eq=False)
 class Expression(Value):
     """An array that is computed element by element where it is needed.
 

@@ -28,12 +28,13 @@ from cokernel.compiler.values import (
     row_major,
     shuffle,
 )
+from cokernel.records import record
 
 if TYPE_CHECKING:
     from cokernel.compiler.context import Context
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class View:
     """Which element of an operand each element of a result is.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from cokernel import _jax
 from cokernel.compiler.analysis import argument_names, called_jaxprs, passed_on
+from cokernel.records import record
 
 # The fields of JAX's `BufferedRef` that hold Refs, behind the name of the pipeline's argument.
 _FIELD = re.compile(r"(?P<window>.+)\.(?P<field>window_ref|sem_recvs|sem_sends)(\[.*\])?")
@@ -19,7 +20,7 @@ _NUMBERED = re.compile(r"\w+\[(\d+)\]")
 _SEMAPHORE = "semaphore of "
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class NamedRef:
     """A Ref that windows may belong to: equal for the same Ref, and how the user calls it."""
 
@@ -27,7 +28,7 @@ class NamedRef:
     name: str = dataclasses.field(compare=False)
 
 
-@dataclasses.dataclass
+@record
 class _Window:
     """The Refs that a pipeline allocates for one of its operands."""
 
@@ -36,7 +37,7 @@ class _Window:
     places: dict[str, int]
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Copy:
     source: Any
     target: Any

@@ -1,6 +1,5 @@
 """The rule of a primitive applied outside of any equation: how one rule builds on another."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +9,10 @@ from jax import lax
 from cokernel.compiler.context import Context
 from cokernel.compiler.ops.registry import ElementRule, Rule, apply_elementwise, find_rule
 from cokernel.compiler.values import Value
+from cokernel.records import record
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Aval:
     """As much of an abstract value as rules look at."""
 
@@ -24,12 +24,12 @@ class _Aval:
         return int(np.prod(self.shape, dtype=int))
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Variable:
     aval: _Aval
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Equation:
     """As much of an equation as the rule of an elementwise primitive looks at."""
 

@@ -31,6 +31,7 @@ from cokernel.compiler.probes import (
     table,
 )
 from cokernel.compiler.transforms import smaller
+from cokernel.records import record
 
 # How the runtime is told that undefined elements are used as indices.
 USED_AS_INDEX = 1
@@ -38,7 +39,7 @@ USED_AS_INDEX = 1
 STREAMED_BYTES = 4096
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Signals:
     """The semaphores that a DMA adds to when it is complete, and the bytes each is given."""
 
@@ -125,14 +126,14 @@ def _thunk(
 # What travels in the block of arguments.
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Argument:
     """Stands for the value of that number in the block."""
 
     number: int
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Stored:
     """Stands for the address of indices that lie in the block, so many bytes from its start."""
 

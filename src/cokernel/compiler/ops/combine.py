@@ -1,6 +1,5 @@
 """The operations that reductions, prefix scans and products fold elements with."""
 
-import dataclasses
 import enum
 from typing import Any
 
@@ -12,6 +11,7 @@ from cokernel.compiler import dtypes
 from cokernel.compiler.dtypes import Kind
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.values import constant
+from cokernel.records import record
 
 # Sums and products of floats may be regrouped, which is what lets a loop keep several partial sums,
 # and a sum of products may round once instead of twice.
@@ -30,7 +30,7 @@ class Fold(enum.Enum):
     XOR = "xor"
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Combiner:
     """One fold on elements of one dtype. Narrow floats have none: they are folded as float32."""
 

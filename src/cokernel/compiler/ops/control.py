@@ -1,7 +1,6 @@
 """Control flow: loops, branches, calls. Loops that cannot block become functions of their own."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +37,7 @@ from cokernel.compiler.values import (
     row_major,
 )
 from cokernel.compiler.window_names import NamedRef, scope_names
+from cokernel.records import record
 
 # How many loops one function may hold: LLVM's time grows with their square.
 LOOPS_IN_A_FUNCTION = 4
@@ -64,7 +64,7 @@ def _call(context: Context, eqn: Any, *operands: Any) -> list[Any]:
 # loop carries the address of its current contents and of the room for the next.
 
 
-@dataclasses.dataclass
+@record
 class Carried:
     """The layout of the values a loop carries."""
 
@@ -135,7 +135,7 @@ class Carried:
         return following
 
 
-@dataclasses.dataclass
+@record
 class _Both:
     """Keeps two buffers allocated, in either of which a value may lie."""
 

@@ -20,6 +20,7 @@ from cokernel.compiler.ops.locks import in_locked_pieces, locked
 from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.refs import IndexArrays, View
 from cokernel.compiler.values import load_element, make_packed, store_element
+from cokernel.records import record
 
 # A contiguous run of a known size up to this many bytes is moved through vector registers, without
 # a call.
@@ -27,7 +28,7 @@ INLINE_BYTES = 512
 WIDEST_REGISTER = 64
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Picks:
     """Indices in memory, and what they index."""
 
@@ -46,7 +47,7 @@ class Picks:
     owner: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Side:
     """The source or the target of a copy. Strides are in bytes, None where `picks` choose the
     position.
@@ -106,7 +107,7 @@ def _picks(context: Context, indices: IndexArrays, number: int) -> Picks:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Block:
     """What a DMA copies, or adds to what is there; `is_atomic` says that other cores may add to it
     at the same time.
@@ -119,7 +120,7 @@ class Block:
     is_atomic: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class _Plan:
     """A copy as loops over contiguous runs."""
 
@@ -248,7 +249,7 @@ def _copy_in_loops(
     context.call(inner, passed.values)
 
 
-@dataclasses.dataclass
+@record
 class _Slot:
     """A value that becomes a parameter of the function with the loops."""
 

@@ -24,12 +24,13 @@ from cokernel.compiler.probes import Access, step
 from cokernel.compiler.refs import AnyRef, Place, RefValue, View, root_of
 from cokernel.compiler.transforms import resolve, slot_address, smaller, subcores_of_chip
 from cokernel.compiler.values import Value
+from cokernel.records import record
 
 # A Ref and the transforms on it.
 Selected = tuple[RefValue, tuple[Any, ...]]
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Choice:
     """One Ref, or several of one type among which `index` selects at run time."""
 

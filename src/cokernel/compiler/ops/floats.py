@@ -6,7 +6,6 @@ exact in float32, and rounding a float32 to them once, to nearest even, is what 
 conversions and after each operation alike.
 """
 
-import dataclasses
 from typing import Any
 
 import ml_dtypes
@@ -16,9 +15,10 @@ from llvmlite import ir
 from cokernel.compiler.dtypes import Kind, f32, f64, half, i8, i16, kind, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops.arithmetic import FloatArithmetic
+from cokernel.records import record
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Format:
     """A float of few bits: one sign bit, `exponent_bits`, `significand_bits`.
 

@@ -44,6 +44,7 @@ from cokernel.compiler.ops.traced import lower_traced
 from cokernel.compiler.probes import Access, is_probed, probe_run
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Buffer, Value, array_constant, make_packed
+from cokernel.records import record
 
 TPU = _jax.tpu_primitives
 
@@ -51,7 +52,7 @@ TPU = _jax.tpu_primitives
 QUEUE_ROWS = 2048
 
 
-@dataclasses.dataclass
+@record
 class MatrixUnit:
     """The memory of one matrix unit: buffers are made by the first equation that needs them."""
 

@@ -5,7 +5,6 @@ What is moved is either the elements themselves, when nothing else goes with the
 together with the place where it was.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import ml_dtypes
@@ -17,6 +16,7 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import Kind, f32, f64, i32, i64
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.values import Buffer, Value, load_element, store_element
+from cokernel.records import record
 
 # Shorter rows are merged faster than the counters are cleared.
 SHORTEST_ROW = 64
@@ -148,7 +148,7 @@ class KeysAndPlaces:
 Form = Elements | KeysAndPlaces
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Digits:
     """How a key of `width` bits is divided for rows of `count` elements."""
 

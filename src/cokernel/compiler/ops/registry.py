@@ -1,6 +1,5 @@
 """The table of rules: one function per primitive that emits code for an equation."""
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, Index
 from cokernel.compiler.values import Expression, Packed, Scalar, Value, is_small, make_packed
 from cokernel.compiler.views import broadcast, take_view
+from cokernel.records import record
 
 # A rule takes the context, the equation, and its operands in order (Values, or RefValues for Refs),
 # and returns the results: one, a sequence of them, or None where the equation has none.
@@ -68,7 +68,7 @@ def added_rule(primitive: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Operation:
     """What an elementwise rule may know of its equation."""
 

@@ -59,6 +59,7 @@ from cokernel.compiler.values import (
     make_packed,
     store_element,
 )
+from cokernel.records import record
 
 SC = _jax.sc_primitives
 
@@ -285,7 +286,7 @@ def _add_whole(context: Context, view: View, value: Value) -> None:
 # Gathers and scatters: one index array per dimension of the view.
 
 
-@dataclasses.dataclass
+@record
 class _Lanes:
     """The elements that index arrays pick, lane by lane, as distances in bytes from the start of
     the view, and which lanes are meant. No offset of a lane that is meant is beyond `span`; it is

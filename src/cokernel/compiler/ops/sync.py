@@ -1,6 +1,5 @@
 """Semaphores, barriers, delays and sums in another core's memory."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from cokernel.compiler.refs import Place, RefValue, View, root_of
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Scalar, Value, row_major
 from cokernel.compiler.window_names import element_name
+from cokernel.records import record
 
 
 def written_name(ref: RefValue, transforms: Sequence[Any]) -> str:
@@ -45,7 +45,7 @@ def _written_index(index: Any) -> str:
     return "..." if constant is None else str(constant)
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class SemaphoreAt:
     """One semaphore of one core: where it is, and how reports call it."""
 

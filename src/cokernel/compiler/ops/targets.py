@@ -5,7 +5,6 @@ instance it means by the axes of that mesh; an axis it does not name keeps the p
 that acts, if its own mesh has that axis too.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,12 +18,13 @@ from cokernel.compiler.dtypes import i32, i64, pointer, void
 from cokernel.compiler.function import Index
 from cokernel.compiler.refs import Place, RefValue
 from cokernel.compiler.values import Value
+from cokernel.records import record
 
 # What a core can do with semaphores of its own only.
 _OWN_SEMAPHORE = ("semaphore_wait", "semaphore_read", "dma_wait")
 
 
-@dataclasses.dataclass(frozen=True)
+@record(frozen=True)
 class Target:
     """The core whose instance of a Ref is meant.
 
