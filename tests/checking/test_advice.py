@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
 from cokernel import Finding
@@ -148,6 +149,33 @@ def test_a_bad_index_of_an_array_is_told_with_its_place(count):
 
     [finding] = findings_of(body)
     assert f"index 9 (at position {count - 2} of the indices)" in finding.sentence
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_bad_lane_of_a_vector_subcore_is_told_with_its_place(is_masked):
+    lanes = 16
+
+    def body(x_ref, out_ref, table, ids, rows):
+        pltpu.sync_copy(x_ref.at[0], table)
+        ids[...] = lax.iota(jnp.int32, lanes) % 16
+        ids[pl.ds(0, 1)] = ids[pl.ds(lanes - 3, 1)] = jnp.full((1,), 20, jnp.int32)
+        mask = lax.iota(jnp.int32, lanes) > 0 if is_masked else None
+        rows[...] = plsc.load_gather(table, [ids[...]], mask=mask)
+        pltpu.sync_copy(rows.at[pl.ds(0, 16)], out_ref.at[0])
+
+    with cokernel.target("tpu7x"):
+        kernel = cokernel.kernel(
+            body,
+            jax.ShapeDtypeStruct(X.shape, jnp.int32),
+            mesh=plsc.VectorSubcoreMesh(
+                core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=1
+            ),
+            scratch_types=[pltpu.VMEM((size,), jnp.int32) for size in (16, lanes, lanes)],
+        )
+        [finding] = cokernel.explore(lambda: kernel(X), schedules=1).findings
+    place = lanes - 3 if is_masked else 0
+    assert f"asks for index 20 (at position {place} of the indices)" in finding.sentence
+    assert "compare the values of the indices" in finding.advice[0]
 
 
 def test_an_index_that_stands_alone_has_no_place():

@@ -112,13 +112,25 @@ def fits_a_register(buffer: Buffer) -> bool:
 
 
 def fail_index(
-    context: Context, view: View, dimension: int, index: ir.Value, extent: Index, operation: str
+    context: Context,
+    view: View,
+    dimension: int,
+    index: ir.Value,
+    extent: Index,
+    operation: str,
+    position: Index = -1,
 ) -> None:
-    """Records that an index into one dimension of a view is out of bounds."""
+    """Records that an index into one dimension of a view is out of bounds. `position` is where an
+    array of indices has it, below zero for an index that stands alone.
+    """
     function = context.function
     shape = str(tuple(view.ref.shape))
     site = context.site(
         operation, view.ref.name, shape=shape, rank=len(view.extents), is_index=True
     )
-    arguments = [ir.Constant(i32, dimension), index, function.index(1), function.index(extent)]
-    function.call_external("cokernel_fail_index", void, [function.core, site, *arguments])
+    arguments = [index, function.index(extent), function.index(position)]
+    function.call_external(
+        "cokernel_fail_picked",
+        void,
+        [function.core, site, ir.Constant(i32, dimension), *arguments],
+    )

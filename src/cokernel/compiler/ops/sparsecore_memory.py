@@ -316,7 +316,8 @@ def _pick_lanes(
     ):
         register = builder.splat(context.pack(array))
         wide = _widen(context, register, array.dtype, builder.type(i64))
-        _check_lanes(context, view, dimension, wide, extent, taken, operation)
+        position = None if array.shape else -1
+        _check_lanes(context, view, dimension, wide, extent, taken, operation, position)
         step = context.builder.mul(wide, builder.constant(i64, stride))
         offset = step if offset is None else context.builder.add(offset, step)
     assert offset is not None
@@ -347,8 +348,11 @@ def _check_lanes(
     extent: Index,
     taken: ir.Value,
     operation: str,
+    position: Index | None,
 ) -> None:
-    """Makes the program fail if the index in a selected lane is out of bounds."""
+    """Makes the program fail if the index in a selected lane is out of bounds. `position` is that
+    of the index in its array, None for the number of its lane.
+    """
     if not context.kernel.bounds_checks:
         return
     function, builder = context.function, context.builder
@@ -359,13 +363,16 @@ def _check_lanes(
     good = builder.icmp_unsigned("==", bits, ir.Constant(bits.type, 0))
 
     def record() -> None:
-        first = index
+        first, place = index, position
         if lanes.count > 1:
             lane = function.intrinsic(
                 "llvm.cttz", bits.type, [bits, ir.Constant(i1, 0)], overloads=[bits.type]
             )
-            first = builder.extract_element(index, resize(builder, lane, i64))
-        fail_index(context, view, dimension, first, extent, operation)
+            lane = resize(builder, lane, i64)
+            first = builder.extract_element(index, lane)
+            place = lane if position is None else position
+        assert place is not None
+        fail_index(context, view, dimension, first, extent, operation, place)
 
     context.check(good, record)
 
@@ -530,7 +537,8 @@ def each_lane(
             wide = _widen(context, register, array.dtype, i64)
             always = ir.Constant(i1, 1)
             extent = view.extents[dimension]
-            _check_lanes(context, view, dimension, wide, extent, always, operation)
+            place = position if array.shape else -1
+            _check_lanes(context, view, dimension, wide, extent, always, operation, place)
             index.append(wide)
         address = base_in.element_address(function, index)
         if access is not Access.NONE and is_probed(context):
