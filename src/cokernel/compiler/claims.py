@@ -216,15 +216,23 @@ class Claims:
             if line is None:
                 return None
             lines.limit(line, 0, last)
-        claims: list[list[Index]] = []
+        rows: list[list[Index] | None] = []
         others = list(self.others)
         for candidate in self.candidates:
             row = _row(lines, candidate) if shape.always_meets(candidate.branch.parent) else None
             if row is None:
-                _never(candidate)
                 others.append((candidate.view, candidate.access))
-            else:
+            rows.append(row)
+        # The runtime refuses what meets these, so that the rest of the loop is claimed without it.
+        met = {view.ref.memory for view, _ in others}
+        claims: list[list[Index]] = []
+        for candidate, row in zip(self.candidates, rows, strict=True):
+            if row is not None and candidate.view.ref.memory not in met:
                 claims.append(row)
+                continue
+            _never(candidate)
+            if row is not None:
+                others.append((candidate.view, candidate.access))
         ranges: dict[tuple[Index, ...], None] = {}
         for view, access in others:
             start = _start(lines, view)
@@ -304,6 +312,9 @@ def _row(lines: LoopLines, candidate: Candidate) -> list[Index] | None:
     view = candidate.view
     address, start = lines.of(view.address), _start(lines, view)
     if address is None or start is None:
+        return None
+    if candidate.is_marked and isinstance(address.step, int) and address.step == 0:
+        # Each iteration begins with what the one before has made of it.
         return None
     rank = len(candidate.extents)
     dimensions = [
