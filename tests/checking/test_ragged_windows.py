@@ -1,6 +1,8 @@
 """What hangs over the end of an operand in a pipeline's last window is undefined, whatever the slot
 has held before."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
+from cokernel import Finding
 
 LANES = 128
 
@@ -80,6 +83,28 @@ def test_a_sum_over_the_padding_is_found_whatever_the_slot_held(shape, block, bu
     assert finding.kind == "UninitialisedRead"
     assert "of the window of x_ref, which nobody has written" in finding.sentence
     assert "ends in an output" in finding.sentence
+    check_told_in_words_of_blocks(finding, "x_ref", shape, block)
+
+
+def check_told_in_words_of_blocks(finding, operand, shape, block):
+    """The elements are those of a block, without the slot, and the advice is to mask them."""
+    padding = next(axis for axis, size in enumerate(block) if shape[axis] % size)
+    part = [f"0:{size}" for size in block]
+    part[padding] = f"{shape[padding] % block[padding]}:{block[padding]}"
+    index = f"[{', '.join(part)}]"
+    assert f" reads {index} of the window of {operand}, " in finding.sentence
+    plain = json.loads(json.dumps(finding.to_dict()))
+    assert plain["indices"] == index
+    assert plain["memory"]["parts"] == [index]
+    assert tuple(plain["memory"]["shape"]) == block
+    assert Finding.from_dict(plain) == finding
+    mask, choose = finding.advice
+    assert mask.startswith("mask the part of the last block that hangs over the end of ")
+    assert "jnp.where" in mask
+    assert "divides the extent" in choose
+    assert repr(operand) in mask
+    assert repr(operand) in choose
+    assert "DMA" not in finding.text().partition("What to do:")[2]
 
 
 @pytest.mark.parametrize("buffers", BUFFERS)
@@ -98,9 +123,9 @@ def test_a_sum_that_masks_the_padding_is_clean(buffers):
 
 def test_exactly_the_elements_behind_the_end_are_named():
     [finding] = piped(sum_of_all, (20, LANES), (8, LANES), buffers=1).findings
-    assert finding.memory.parts == ["[0, 4:8, 0:128]"]
+    assert finding.memory.parts == ["[4:8, 0:128]"]
     [finding] = piped(sum_of_all, (40, LANES), (16, LANES), buffers=3).findings
-    assert finding.memory.parts == ["[2, 8:16, 0:128]"]
+    assert finding.memory.parts == ["[8:16, 0:128]"]
 
 
 def test_a_window_that_is_filled_whole_again_is_defined_again():
@@ -178,7 +203,7 @@ def test_of_a_window_that_is_input_and_output_the_rest_is_undefined_too(form, is
         assert report.is_clean, str(report)
     else:
         [finding] = report.findings
-        assert "of the window of o_ref, which nobody has written" in finding.sentence
+        check_told_in_words_of_blocks(finding, "o_ref", (rows, LANES), (8, LANES))
 
 
 @pytest.mark.parametrize("step", [lane_by_lane, sum_of_all])
@@ -188,7 +213,7 @@ def test_windows_of_one_dimension(step):
         assert report.is_clean, str(report)
     else:
         [finding] = report.findings
-        assert "of the window of x_ref, which nobody has written" in finding.sentence
+        check_told_in_words_of_blocks(finding, "x_ref", (2304,), (1024,))
 
 
 @pytest.mark.parametrize("is_masked", [True, False])
@@ -224,3 +249,6 @@ def test_windows_of_a_vector_subcore(is_masked):
     report = explored(body, (size,), jnp.ones(size), mesh=mesh, chip="tpu7x")
     kinds = [finding.kind for finding in report.findings]
     assert kinds == ([] if is_masked else ["UninitialisedRead"]), str(report)
+    if not is_masked:
+        [finding] = report.findings
+        assert finding.advice[0].startswith("mask the part of the last block")

@@ -8,7 +8,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 import cokernel
 from cokernel.compiler.kernel import Kernel
-from cokernel.compiler.window_names import element_name, semaphore_in_words
+from cokernel.compiler.window_names import element_name, operand_of, semaphore_in_words
+from tests.compiler.checked_harness import compile_kernel
 from tests.compiler.harness import MESH
 
 ROWS, BLOCK = 32, 8
@@ -209,6 +210,32 @@ def test_the_users_own_names_stay(allocated):
 
     launch(body, inputs=1)
     assert allocated == ["window_ref", "sem_recvs"]
+
+
+def test_the_slots_of_windows_are_described():
+    def body(x_ref, y_ref, o_ref):
+        mode = {"pipeline_mode": pl.Buffered(3)}
+        three = pl.BlockSpec((BLOCK, 128), lambda i: (i, 0), **mode)
+        pltpu.emit_pipeline(add, grid=(4,), in_specs=[three, WHOLE], out_specs=SPEC)(
+            x_ref, y_ref, o_ref
+        )
+
+    def add(x, y, o):
+        o[...] = x[...] + y[0:BLOCK]
+
+    kernel = cokernel.kernel(body, OUT, mesh=MESH)
+    x = jnp.ones((ROWS, 128))
+    memory = compile_kernel(kernel, x, x, checked=cokernel.Checked()).memory
+    told = {ref["name"]: (ref["slots"], ref["is_fetched"]) for ref in memory["refs"]}
+    assert told["window of x_ref"] == (3, True)
+    assert told["window of y_ref"] == (0, False), "all of it is there at once"
+    assert told["window of o_ref"] == (2, False)
+    assert told["x_ref"] == told["semaphore of window of x_ref"] == (0, False)
+
+
+def test_a_window_is_told_with_its_operand():
+    assert operand_of("window of x_ref") == operand_of("window 1 of x_ref") == "'x_ref'"
+    assert operand_of("window 1 of emit_pipeline") == "the operand"
 
 
 def test_parts_are_told_in_words_where_the_name_is():

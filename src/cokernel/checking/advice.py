@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cokernel.compiler.window_names import operand_of
+
 if TYPE_CHECKING:
     from cokernel.checking.findings import Party
 
@@ -13,6 +15,7 @@ def advise(
     name: str,
     owner: str = "",
     is_copied_to: bool = True,
+    hangs_over: bool = False,
 ) -> Iterator[str]:
     """Yields sentences that say what to do about a finding.
 
@@ -22,6 +25,8 @@ def advise(
       name: the Ref or semaphore it is about.
       owner: the core whose own memory it is about, if others have touched it.
       is_copied_to: whether there are copies that could write the Ref.
+      hangs_over: whether it is a pipeline's window, of which the part is concerned that hangs over
+        the end of the operand.
     """
     match raw["kind"]:
         case "Race":
@@ -32,6 +37,13 @@ def advise(
         case "UninitialisedRead" if name == "lax.empty":
             yield "write all of the array that lax.empty gives before its values are used"
             yield "or begin with values, such as jnp.zeros"
+        case "UninitialisedRead" if hangs_over:
+            operand = operand_of(name)
+            yield (
+                f"mask the part of the last block that hangs over the end of {operand} before its "
+                "values are used: by jnp.where, or pl.when, on the index"
+            )
+            yield f"or choose a block whose size divides the extent of {operand}"
         case "UninitialisedRead" if not is_copied_to:
             yield f"write {name!r} before it is read, on every path that leads there"
         case "UninitialisedRead":

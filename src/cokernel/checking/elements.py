@@ -20,7 +20,7 @@ class Elements:
 
     Attributes:
       name: the Ref, as the program names it.
-      shape, dtype: of the whole Ref.
+      shape, dtype: of the whole Ref, or, of what a pipeline keeps of an operand, of one block.
       runs: the elements by their row-major numbers, as runs of neighbours in ascending order.
       is_complete: False if there were more pieces than a finding keeps.
     """
@@ -110,14 +110,35 @@ def elements_of(ref: Mapping[str, Any], memory: Mapping[str, Any]) -> Elements:
 
 def joined_elements(some: Sequence[Elements]) -> Elements:
     """All elements of one Ref that are in any of several."""
+    is_complete = all(elements.is_complete for elements in some)
+    runs = _united(run for elements in some for run in elements.runs)
+    return dataclasses.replace(some[0], runs=runs, is_complete=is_complete)
+
+
+def within_slot(elements: Elements, slots: int) -> Elements:
+    """The elements of a Ref that holds blocks one behind the other as elements of a block: of any
+    of them. `slots` says how many there are.
+    """
+    shape = elements.shape[1:] or (elements.shape[0] // slots,)
+    size = max(math.prod(shape), 1)
+    pieces = [
+        (max(first - low, 0), min(stop - low, size))
+        for first, stop in elements.runs
+        for low in range(first // size * size, stop, size)
+    ]
+    runs = _united(pieces)
+    return dataclasses.replace(elements, shape=shape, runs=runs)
+
+
+def _united(pieces: Iterable[Run]) -> tuple[Run, ...]:
+    """The same elements as runs of neighbours in ascending order."""
     runs: list[Run] = []
-    for first, stop in sorted(run for elements in some for run in elements.runs):
+    for first, stop in sorted(pieces):
         if runs and first <= runs[-1][1]:
             runs[-1] = (runs[-1][0], max(stop, runs[-1][1]))
         else:
             runs.append((first, stop))
-    is_complete = all(elements.is_complete for elements in some)
-    return dataclasses.replace(some[0], runs=tuple(runs), is_complete=is_complete)
+    return tuple(runs)
 
 
 def boxes_of(run: Run, shape: Sequence[int]) -> Iterator[Box]:

@@ -10,6 +10,7 @@ from cokernel.checking.elements import (
     elements_of,
     joined_elements,
     padding_of,
+    within_slot,
     written,
 )
 from cokernel.checking.places import Places, code, where
@@ -313,13 +314,21 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     if raw["kind"] in OF_ITS_MEMORY:
         parties += tuple(_allocating(raw, parties, places))
     schedule = raw.get("schedule")
+    advice = advise(
+        raw,
+        parties,
+        name,
+        owner,
+        is_copied_to=_is_copied_to(raw, name, parties, places),
+        hangs_over=_hangs_over(raw, memory, parties, places),
+    )
     return Finding(
         kind=raw["kind"],
         sentence=sentence_of(raw, parties, what),
         parties=parties,
         name=name,
         indices=" and ".join(filter(None, (indices, padding))),
-        advice=tuple(advise(raw, parties, name, owner, places.is_copied_to(name))),
+        advice=tuple(advice),
         replay=replay_text(schedule) if schedule is not None else None,
         occurrences=raw.get("occurrences", 1),
         memory=memory,
@@ -471,7 +480,32 @@ def _what(
         size = sum(length for _, length in memory["parts"])
         return fallback, f" ({size} bytes)", None
     elements = elements_of(ref, memory)
+    if ref.get("slots"):
+        # The pipeline picks the slot, and the user only knows of blocks.
+        elements = within_slot(elements, ref["slots"])
     return ref["name"], elements.text, elements
+
+
+def _is_copied_to(
+    raw: Mapping[str, Any], name: str, parties: Sequence[Party], places: Places
+) -> bool:
+    """Whether there are copies that could write the Ref."""
+    memory = raw.get("memory")
+    ref = memory and places.ref(memory, [party.name for party in parties])
+    return ref["is_fetched"] if ref and ref.get("slots") else places.is_copied_to(name)
+
+
+def _hangs_over(
+    raw: Mapping[str, Any], elements: Elements | None, parties: Sequence[Party], places: Places
+) -> bool:
+    """Whether elements are of what a pipeline could not fetch of a block that hangs over the end of
+    the operand. Every block begins within it, so the first element of a block is never of those.
+    """
+    memory = raw.get("memory")
+    ref = memory and places.ref(memory, [party.name for party in parties])
+    if not ref or elements is None or not ref.get("is_fetched"):
+        return False
+    return all(first > 0 for first, _ in elements.runs)
 
 
 def _in_padding(name: str, indices: str, padding: str) -> str:

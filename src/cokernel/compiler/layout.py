@@ -24,6 +24,7 @@ from cokernel.compiler.memory_map import DescribedRef, describe_refs
 from cokernel.compiler.nests import fill_zero
 from cokernel.compiler.probes import Access, allocated, probe_whole, released
 from cokernel.compiler.refs import POINTER_BYTES, Place, RefValue
+from cokernel.compiler.window_names import Slots
 from cokernel.source_lines import SourceLine
 
 _PRIVATE_SPACES = (
@@ -220,11 +221,20 @@ class MemoryLayout:
         self._permanent.append(allocation)
         return allocation.offset
 
-    def allocate_scoped(self, context: Context, aval: Any, name: str, operation: str) -> RefValue:
+    def allocate_scoped(
+        self,
+        context: Context,
+        aval: Any,
+        name: str,
+        operation: str,
+        slots: Slots | None = None,
+    ) -> RefValue:
         """Memory for a Ref that a program allocates while it runs: private memory is used again
-        after the scope. `operation` is what the program calls to get it.
+        after the scope. `operation` is what the program calls to get it, `slots` what a pipeline
+        keeps there.
         """
         ref = self._allocate_scoped(context, aval, name)
+        ref = dataclasses.replace(ref, slots=slots) if slots else ref
         if context.is_checked:
             self._scoped_refs.setdefault(context.program.index, []).append((ref, context.line))
             # All cores that share memory meet this line, each when it comes to it.

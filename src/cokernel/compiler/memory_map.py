@@ -35,8 +35,9 @@ def describe_refs(refs: Iterable[DescribedRef]) -> list[dict[str, Any]]:
     "buffer" of the custom call. "offset" counts bytes from its start, "bytes" those of one
     instance. "name", "shape", "dtype", "itemsize" and "space" say what the Ref is, "kind" where it
     comes from; "file", "line" and "function" name the line that allocates it, if a program does.
-    "instances" is None, or for a buffer with an instance for each core of a mesh its "program",
-    "axes" and "sizes".
+    "slots" is the number of blocks that a pipeline keeps in the Ref, one behind the other, and
+    "is_fetched" says whether it copies them there; 0 and False for other Refs. "instances" is None,
+    or for a buffer with an instance for each core of a mesh its "program", "axes" and "sizes".
 
     Memory of a program is used again after a scope, so several scoped Refs may overlap.
     """
@@ -69,4 +70,6 @@ def _entry(known: DescribedRef) -> dict[str, Any]:
         "line": line.line if line else None,
         "function": line.function if line else None,
         "instances": instances,
+        "slots": ref.slots.count if ref.slots else 0,
+        "is_fetched": ref.slots is not None and ref.slots.is_fetched,
     }

@@ -16,6 +16,7 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i32, i64, pointer
 from cokernel.compiler.function import Index
 from cokernel.compiler.values import Buffer, Value
+from cokernel.compiler.window_names import Slots
 from cokernel.meshes import shared_memory_group
 from cokernel.records import record
 
@@ -64,6 +65,15 @@ class RefValue:
     unplaced: "RefValue | None" = None
     # The input that this output overwrites.
     overwrites: "RefValue | None" = None
+    # Of a pipeline's window: what the body of the pipeline sees is one of these.
+    slots: Slots | None = None
+
+    @property
+    def told_shape(self) -> tuple[int, ...]:
+        """The shape in the words of the user, who gives a pipeline blocks and knows of no slots."""
+        if self.slots is None:
+            return self.shape
+        return self.shape[1:] or (self.shape[0] // self.slots.count,)
 
     @property
     def memory(self) -> "RefValue":

@@ -18,6 +18,17 @@ _FIELD = re.compile(r"(?P<window>.+)\.(?P<field>window_ref|sem_recvs|sem_sends)(
 _OF_JAX = re.compile(r"(out_)?allocations\b")
 _NUMBERED = re.compile(r"\w+\[(\d+)\]")
 _SEMAPHORE = "semaphore of "
+# Stands for the operand where it is not known.
+_NAMELESS = "emit_pipeline"
+
+
+@record(frozen=True)
+class Slots:
+    """How a pipeline keeps blocks of an operand in a Ref of its own."""
+
+    count: int
+    # Whether the pipeline copies blocks there, and not only from there.
+    is_fetched: bool
 
 
 @record(frozen=True)
@@ -65,7 +76,7 @@ def scope_names(body: Any, outer: Mapping[Any, NamedRef]) -> list[str]:
     shared = Counter(operands)
     for window, operand in zip(windows, operands, strict=True):
         if operand is None:
-            name = f"window {window.number} of emit_pipeline"
+            name = f"window {window.number} of {_NAMELESS}"
         elif shared[operand] > 1:
             name = f"window {window.number} of {operand.name}"
         else:
@@ -76,6 +87,25 @@ def scope_names(body: Any, outer: Mapping[Any, NamedRef]) -> list[str]:
                 direction = "input" if field == "sem_recvs" else "output"
                 names[place] = f"{direction} {_SEMAPHORE}{name}"
     return names
+
+
+def scope_slots(body: Any) -> list[Slots | None]:
+    """Which Refs that `run_scoped` allocates for a jaxpr hold blocks of a pipeline, each in a
+    slot of its own; None for the others, and for a window of the whole operand, which has no slots.
+    """
+    slots: list[Slots | None] = [None] * len(body.invars)
+    for window in _windows(argument_names(body, len(body.invars), "scoped")):
+        place = window.places.get("window_ref")
+        # There is a semaphore for each slot.
+        semaphores = [body.invars[at].aval.shape for at in window.places.values() if at != place]
+        if place is None or not semaphores or len(semaphores[0]) != 1:
+            continue
+        [count], shape = semaphores[0], body.invars[place].aval.shape
+        # Blocks of one dimension lie one behind the other in one Ref.
+        is_flat = len(shape) == 1 and shape[0] % count == 0
+        if is_flat or (shape and shape[0] == count):
+            slots[place] = Slots(count, "sem_recvs" in window.places)
+    return slots
 
 
 def _windows(names: Sequence[str]) -> list[_Window]:
@@ -162,6 +192,12 @@ def element_name(name: str, index: str) -> str:
 def name_is_words(name: str) -> bool:
     """Whether a name says in words what a Ref is for, since the user has given it none."""
     return "window " in name and " of " in name
+
+
+def operand_of(window: str) -> str:
+    """The operand of a window with this name, as in "'x_ref'" for "window of x_ref"."""
+    operand = window.partition(" of ")[2]
+    return "the operand" if operand == _NAMELESS else repr(operand)
 
 
 def semaphore_in_words(name: str) -> str:

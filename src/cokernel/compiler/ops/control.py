@@ -36,7 +36,7 @@ from cokernel.compiler.values import (
     pack,
     row_major,
 )
-from cokernel.compiler.window_names import NamedRef, scope_names
+from cokernel.compiler.window_names import NamedRef, Slots, scope_names, scope_slots
 from cokernel.records import record
 
 # How many loops one function may hold: LLVM's time grows with their square.
@@ -530,9 +530,9 @@ def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         context.kernel.layout.borrow(context, variable, name)
         if variable in context.program.borrowed
         else context.kernel.layout.in_place(
-            context, variable, _scoped(context, variable.aval, name, axes)
+            context, variable, _scoped(context, variable.aval, name, axes, slots)
         )
-        for variable, name in zip(body.invars, names, strict=True)
+        for variable, name, slots in zip(body.invars, names, scope_slots(body), strict=True)
     ]
     results = lower_jaxpr(context, body, refs, constants=operands)
     results = [
@@ -543,7 +543,9 @@ def _run_scoped(context: Context, eqn: Any, *operands: Any) -> list[Value]:
     return results
 
 
-def _scoped(context: Context, aval: Any, name: str, axes: tuple[str, ...]) -> AnyRef:
+def _scoped(
+    context: Context, aval: Any, name: str, axes: tuple[str, ...], slots: Slots | None
+) -> AnyRef:
     """Memory for one Ref of a scope, which the cores that differ only along `axes` share."""
     sizes = context.program.mesh.shape
     unknown = [axis for axis in axes if axis not in sizes]
@@ -555,7 +557,7 @@ def _scoped(context: Context, aval: Any, name: str, axes: tuple[str, ...]) -> An
     own_axes = [axis for axis in sizes if axis not in axes]
     layout = context.kernel.layout
     if not axes:
-        return layout.allocate_scoped(context, aval, name, "run_scoped")
+        return layout.allocate_scoped(context, aval, name, "run_scoped", slots)
     ref = layout.allocate_collective(context, aval, name, [sizes[axis] for axis in own_axes])
     if not own_axes:
         return ref
