@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cokernel.checking.places import Places, code, where
+from cokernel.checking.places import Places, called_at, code, where
 
 # So many lines that started copies are told.
 LINES = 6
@@ -88,9 +88,11 @@ def _signals(signals: Copies, places: Places) -> list[str]:
         who = f"{some[0]['program_name']} {cores}"
         lines.append(f"    {often} by {f'{_dmas(times)} of {who}' if is_dma else who}")
         lines.append(f"      {'started ' if is_dma else ''}at {place}")
-        quoted = code(places.site(some[0]["site"]))
+        sites = [places.site(signal["site"]) for signal in some]
+        quoted = code(sites[0])
         if quoted is not None:
             lines.append(f"          {quoted}")
+        lines += called_at(sites, "      ")
     if len(groups) > LINES:
         lines.append(f"    ... and from {len(groups) - LINES} more lines")
     return lines

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cokernel.checking.copies_seen import describe_copies, describe_untaken, missing_copy
-from cokernel.checking.places import Places, SemaphorePlace, code, where, where_and_code
+from cokernel.checking.places import (
+    Places,
+    SemaphorePlace,
+    called_at,
+    code,
+    where,
+    where_and_code,
+)
 from cokernel.compiler.window_names import name_is_words, semaphore_in_words
 
 # A report lists at most so many groups of cores, and so many lines within one.
@@ -283,27 +290,47 @@ def _describe_signallers(group: Group, cores: Sequence[Core], places: Places) ->
         # Natively a copy that its own core waits for at once needs no semaphore, so it has no site.
         none = "no copy that signals it is left to be started"
         lines = [f"  {none if group.is_for_copies else 'nothing in this kernel ever signals it'}"]
-        lines += [
-            f"    ({site['program']} signals "
-            + (f"{name!r}" if name else f"{group.short} of another core")
-            + f" by {site['operation']} at {where(site)})"
+        near = _by_line(
+            (
+                f"    ({site['program']} signals "
+                + (f"{name!r}" if name else f"{group.short} of another core")
+                + f" by {site['operation']} at {where(site)})",
+                site,
+            )
             for site, name in group.near_misses
-        ]
-        return _shortened(lines)
+        )
+        for line, sites in list(near.items())[:LINES]:
+            lines += [line, *called_at(sites, "      ")]
+        if len(near) > LINES:
+            lines.append(f"    ... and {len(near) - LINES} more")
+        return lines
     lines = ["  it could be signalled"]
-    # Of a loop that is written out, every round has a site of its own.
-    told = {
-        f"    by {site['program']}, {site['operation']} at {where(site)}": code(site)
+    told = _by_line(
+        (f"    by {site['program']}, {site['operation']} at {where(site)}", site)
         for site in group.signals
-    }
-    for line, quoted in list(told.items())[:LINES]:
+    )
+    for line, sites in list(told.items())[:LINES]:
         lines.append(line)
+        quoted = code(sites[0])
         if quoted is not None:
             lines.append(f"        {quoted}")
+        lines += called_at(sites, "      ")
     if len(told) > LINES:
         lines.append(f"    ... and at {len(told) - LINES} more places")
     lines.append(f"  of those, now: {_whereabouts(group.helping(cores), places)}")
     return lines
+
+
+def _by_line(
+    told: Iterable[tuple[str, Mapping[str, Any]]],
+) -> dict[str, list[Mapping[str, Any]]]:
+    """The sites of which a text says the same: each round of a loop that is written out, and each
+    call of a function, has a site of its own.
+    """
+    sites: dict[str, list[Mapping[str, Any]]] = {}
+    for line, site in told:
+        sites.setdefault(line, []).append(site)
+    return sites
 
 
 def give_advice(groups: Sequence[Group]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import linecache
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel.compiler.window_names import element_name
@@ -13,6 +13,11 @@ SEMAPHORE_BYTES = 16
 
 # Lists of cores are cut off after so many parts.
 LONGEST_LIST = 10
+# Of the calls of one function so many are told.
+CALLS_TOLD = 4
+
+# Where a function was called from, and where that one was, and so on.
+Calls = Sequence[Mapping[str, Any]]
 
 
 class Places:
@@ -213,10 +218,45 @@ def code(site: Mapping[str, Any] | None) -> str | None:
 
 def where_and_code(site: Mapping[str, Any] | None, indent: str) -> list[str]:
     """Lines that name a place in the user's program, and from where it was called, and quote it."""
-    lines = [f"{indent}at {where(site)}", *_quoted(site, indent)]
-    for caller in (site or {}).get("callers", ()):
-        lines += [f"{indent}called at {where(caller)}", *_quoted(caller, indent)]
+    return [f"{indent}at {where(site)}", *_quoted(site, indent), *called_at([site], indent)]
+
+
+def called_at(sites: Sequence[Mapping[str, Any] | None], indent: str) -> list[str]:
+    """Lines that say from where the function of some sites, all on one line, was called."""
+    ways = ways_to([(site or {}).get("callers", ()) for site in sites])
+    lines: list[str] = []
+    for start, caller in told_calls(ways):
+        if caller is None:
+            lines.append(f"{indent}{start}")
+        else:
+            lines += [f"{indent}{start} {where(caller)}", *_quoted(caller, indent)]
     return lines
+
+
+def ways_to(calls: Iterable[Calls]) -> list[Calls]:
+    """Each of several ways to a line once, in the order in which they stand in the program."""
+    known = {tuple(where(caller) for caller in way): way for way in calls if way}
+    return sorted(known.values(), key=_place_of_calls)
+
+
+def _place_of_calls(way: Calls) -> list[tuple[str, int, str]]:
+    return [
+        (caller.get("file") or "", caller.get("line") or 0, caller.get("function") or "")
+        for caller in way
+    ]
+
+
+def told_calls(ways: Sequence[Calls]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+    """What a text says of the ways to a line: words, and the caller that they are of; None where
+    the words are all there is.
+    """
+    for number, way in enumerate(ways[:CALLS_TOLD]):
+        for depth, caller in enumerate(way):
+            deeper = "  " * (depth if len(ways) > 1 else 0)
+            yield f"{deeper}{'and at' if number and not depth else 'called at'}", caller
+    if len(ways) > CALLS_TOLD:
+        left_out = len(ways) - CALLS_TOLD
+        yield f"and at {left_out} more {'place' if left_out == 1 else 'places'}", None
 
 
 def _quoted(site: Mapping[str, Any] | None, indent: str) -> list[str]:
