@@ -13,7 +13,7 @@ from cokernel.checking.elements import (
     within_slot,
     written,
 )
-from cokernel.checking.places import Places, code, where
+from cokernel.checking.places import Calls, Places, code, told_calls, where
 from cokernel.checking.schedules import Schedule
 from cokernel.checking.sentences import ACTIONS, sentence_of, use_in_words
 from cokernel.compiler.window_names import element_name
@@ -78,6 +78,8 @@ class Party:
       code: the text of that line.
       callers: where the user's own functions were called from that led there, innermost first,
         each with "file", "line", "function" and "code".
+      other_callers: from where else it was called and did the same, each way as `callers`, in the
+        order in which they stand in the program.
       polled: of a Livelock, what this core polls there, in words: "flags[2]", or "sem (which
         counts 1)".
       memory: of a Livelock, the elements that this core polls there; None for a semaphore.
@@ -94,6 +96,7 @@ class Party:
     function: str | None
     code: str | None
     callers: tuple[Mapping[str, Any], ...] = ()
+    other_callers: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     polled: str = ""
     memory: Elements | None = None
 
@@ -106,7 +109,19 @@ class Party:
     def from_dict(cls, plain: Mapping[str, Any]) -> "Party":
         """The party that `to_dict`, and JSON after it, made plain data of."""
         memory = None if plain["memory"] is None else Elements.from_dict(plain["memory"])
-        return cls(**{**plain, "callers": tuple(plain["callers"]), "memory": memory})
+        others = tuple(map(tuple, plain.get("other_callers", ())))
+        changes = {"callers": tuple(plain["callers"]), "other_callers": others, "memory": memory}
+        return cls(**{**plain, **changes})
+
+    @property
+    def ways(self) -> tuple[Calls, ...]:
+        """All ways that led there, `callers` first; none where no function was called."""
+        return tuple(way for way in (self.callers, *self.other_callers) if way)
+
+    @property
+    def is_at(self) -> tuple[Any, ...]:
+        """Equal for parties that do the same on the same line."""
+        return (self.program, self.action, self.is_dma, self.file or "", self.line or 0)
 
     @property
     def who(self) -> str:
@@ -134,13 +149,17 @@ class Finding:
         counts once whatever its size, or copies, signals and waits.
       details: further lines of text, such as what each core waits for.
       memory: the elements, under the schedule that `replay` names: those that `parties` have
-        touched and no others. None where elements are not what it is about.
+        touched and no others; those of a call of the same function from another place are among
+        them, under the schedule that showed that first. None where elements are not what it is
+        about.
       batch: under `jax.vmap`, in which element of the batch it was met first; of vmaps within
         others one number each, the outermost first.
       also: the other cores between which the same was met, as many as there are parties that act.
       consequences: of an UninitialisedRead, what came of the use of the value: an OutOfBounds, a
         Deadlock, ...; they are in no report of their own.
       owner: the core whose own memory it is about, if another core has touched it: by a copy.
+      other_calls: what other cores have touched by calls of the same function from other places, as
+        in "core=2 and core=3: board[0:16]".
     """
 
     kind: str
@@ -157,11 +176,12 @@ class Finding:
     batch: tuple[int, ...] = ()
     consequences: tuple["Finding", ...] = ()
     owner: str = ""
+    other_calls: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[Any, ...]:
         """Equal for findings that are the same mistake: same kind, lines, programs and name."""
-        lines = [(p.program, p.action, p.is_dma, p.file or "", p.line or 0) for p in self.parties]
+        lines = [party.is_at for party in self.parties]
         if self.kind in _IN_ANY_ORDER:
             # Who came first is up to the schedule.
             lines = sorted(set(lines))
@@ -195,6 +215,7 @@ class Finding:
         """The finding that `to_dict`, and JSON after it, made plain data of."""
         parties = tuple(map(Party.from_dict, plain["parties"]))
         tuples = {name: tuple(plain[name]) for name in ("advice", "details", "batch")}
+        tuples["other_calls"] = tuple(plain.get("other_calls", ()))
         also = tuple(map(tuple, plain["also"]))
         memory = None if plain["memory"] is None else Elements.from_dict(plain["memory"])
         consequences = tuple(map(cls.from_dict, plain["consequences"]))
@@ -206,7 +227,7 @@ class Finding:
             "consequences": consequences,
         }
         fields = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{**{name: plain[name] for name in fields}, **changes})
+        return cls(**{**{name: plain[name] for name in fields & plain.keys()}, **changes})
 
     @property
     def allocation(self) -> Party | None:
@@ -230,7 +251,10 @@ class Finding:
     @property
     def told_details(self) -> tuple[str, ...]:
         """The further lines of a text: the details, and what came of it."""
-        lines = list(self.details)
+        lines = [f"by other calls, {one}" for one in self.other_calls[:OTHERS_NAMED]]
+        if len(self.other_calls) > OTHERS_NAMED:
+            lines.append(f"and {len(self.other_calls) - OTHERS_NAMED} more by other calls")
+        lines += self.details
         for one in self.consequences:
             lines.append(f"so {one.kind}: {one.sentence}")
             for party in one.told_parties:
@@ -264,9 +288,9 @@ class Finding:
                 lines.append(f"  allocated by the kernel at {_where(party)}")
             if party.code:
                 lines.append(f"        {party.code}")
-            for caller in party.callers:
-                lines.append(f"    called at {where(caller)}")
-                if caller["code"]:
+            for words, caller in told_calls(party.ways):
+                lines.append(f"    {words} {where(caller)}" if caller else f"    {words}")
+                if caller and caller["code"]:
                     lines.append(f"        {caller['code']}")
         lines += [f"  {line}" if line else "" for line in self.told_details]
         if self.advice:

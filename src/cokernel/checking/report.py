@@ -20,6 +20,7 @@ from cokernel.checking.findings import (
 )
 from cokernel.checking.places import Places, where_and_code
 from cokernel.checking.undefined_uses import with_consequences
+from cokernel.checking.united import united
 
 # What stands above the advice in the text of a deadlock.
 ADVICE = "What to do:"
@@ -217,7 +218,7 @@ def report_of_record(
     ]
     if failure is not None:
         found.append(_failure_finding(failure, record, places))
-    findings = merged([*found, *chip])
+    findings = merged([*found, *chip], is_one_launch=True)
     return Report(
         kernel=record["executable"],
         findings=findings,
@@ -251,7 +252,7 @@ def _with_effects(
     return dataclasses.replace(
         finding,
         details=(*finding.details, *effects),
-        consequences=merged(consequences),
+        consequences=merged(consequences, is_one_launch=True),
     )
 
 
@@ -297,8 +298,14 @@ def _failure_finding(
     )
 
 
-def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings in the order of `KINDS`, equal ones counted instead of repeated."""
+def merged(findings: Sequence[Finding], *, is_one_launch: bool = False) -> tuple[Finding, ...]:
+    """The findings in the order of `KINDS`, equal ones counted instead of repeated.
+
+    Args:
+      findings: some may be equal; see `Finding.identity`.
+      is_one_launch: whether no two of them tell of the same operation, which a launch and another,
+        or one under another schedule, may have met with other elements.
+    """
     by_identity: dict[Any, Finding] = {}
     for finding in findings:
         # Of some, only the sentence says what it is about.
@@ -309,7 +316,7 @@ def merged(findings: Sequence[Finding]) -> tuple[Finding, ...]:
             finding
             if known is None
             else dataclasses.replace(
-                known,
+                united(known, finding, is_one_launch),
                 occurrences=known.occurrences + finding.occurrences,
                 details=_details(known, finding),
                 consequences=merged([*known.consequences, *finding.consequences]),

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from cokernel.checking.places import told_calls
+
 if TYPE_CHECKING:
     from cokernel.checking.findings import Finding, Party
     from cokernel.checking.report import Report
@@ -56,9 +58,10 @@ def _party(party: "Party") -> list[Any]:
         lines = [Text.assemble("\nallocated by ", (party.who, "bold"))]
     if party.file is not None and party.line is not None:
         lines += _place(party.file, party.line, party.code)
-    for caller in party.callers:
-        lines.append(Text("  called at", "dim"))
-        lines += _place(caller["file"], caller["line"], caller["code"])
+    for words, caller in told_calls(party.ways):
+        lines.append(Text(f"  {words}", "dim"))
+        if caller is not None:
+            lines += _place(caller["file"], caller["line"], caller["code"])
     return lines
 
 
