@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import jax
@@ -30,3 +30,13 @@ def line_of() -> Callable[[Callable, str], str]:
         return f"{inspect.getsourcefile(function)}:{number}"
 
     return find
+
+
+@pytest.fixture(params=[False, True], ids=["traced", "primitive"])
+def form(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Runs a test with pipelines of each form; True is for those that are a primitive."""
+    name = "jax_use_emit_pipeline_primitive"
+    before = getattr(jax.config, name)
+    jax.config.update(name, request.param)
+    yield request.param
+    jax.config.update(name, before)

@@ -17,16 +17,6 @@ OUT = jax.ShapeDtypeStruct(X.shape, X.dtype)
 SPEC = pl.BlockSpec((BLOCK, 128), lambda i: (i, 0))
 
 
-@pytest.fixture(params=[False, True], ids=["traced", "primitive"])
-def form(request):
-    """Pipelines of each form."""
-    name = "jax_use_emit_pipeline_primitive"
-    before = getattr(jax.config, name)
-    jax.config.update(name, request.param)
-    yield request.param
-    jax.config.update(name, before)
-
-
 @pytest.fixture(params=[False, True], ids=["native", "stock"])
 def found(request):
     """Runs the body of a kernel under a schedule and returns what is found."""

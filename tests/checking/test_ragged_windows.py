@@ -17,14 +17,7 @@ from cokernel import Finding
 LANES = 128
 
 
-@pytest.fixture(params=[False, True], ids=["traced", "primitive"], autouse=True)
-def form(request):
-    """Pipelines of each form."""
-    name = "jax_use_emit_pipeline_primitive"
-    before = getattr(jax.config, name)
-    jax.config.update(name, request.param)
-    yield request.param
-    jax.config.update(name, before)
+pytestmark = pytest.mark.usefixtures("form")
 
 
 def explored(body, out, *arrays, stock=False, mesh=None, chip="v6e"):

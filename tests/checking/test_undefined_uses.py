@@ -104,12 +104,16 @@ def rounds_that_wait(x, o, n, sem):
         pl.semaphore_wait(sem, 1)
 
 
-def branch_that_signals(x, o, n, sem):
+def signal_if_it_is_three(n, sem):
     @on_core(0)
     def _signal():
         @pl.when(n[0] == 3)
         def _now():
             pl.semaphore_signal(sem, 1, device_id={"core": 1})
+
+
+def branch_that_signals(x, o, n, sem):
+    signal_if_it_is_three(n, sem)
 
     @on_core(1)
     def _wait():
@@ -135,11 +139,7 @@ def place_of_a_race(x, o, n):
 
 
 def count_that_is_polled(x, o, n, sem):
-    @on_core(0)
-    def _signal():
-        @pl.when(n[0] == 3)
-        def _now():
-            pl.semaphore_signal(sem, 1, device_id={"core": 1})
+    signal_if_it_is_three(n, sem)
 
     @on_core(1)
     def _poll():

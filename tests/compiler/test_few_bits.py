@@ -177,3 +177,59 @@ def test_undefined_bits_are_followed_by_the_row(written):
         return
     with pytest.raises(Exception, match=r"UninitialisedRead: .* reads scratch\[2:4, 0:5\]"):
         jax.block_until_ready(kernel(x))
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 4, 16])
+def test_rows_that_are_written_one_after_the_other_are_defined_afterwards(rows_at_once):
+    def body(x_ref, out_ref, scratch):
+        view = scratch.bitcast(jnp.int4)
+        for row in range(0, 16, rows_at_once):
+            view[row : row + rows_at_once] = x_ref[row : row + rows_at_once]
+            out_ref[row : row + rows_at_once] = view[row : row + rows_at_once]
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((16, 5), jnp.int4),
+        mesh=MESH,
+        scratch_types=[pltpu.VMEM((2, 5), jnp.int32)],
+        interpret=cokernel.Checked(),
+    )
+    x = bits_of((16, 5), jnp.int4)
+    np.testing.assert_array_equal(np.asarray(kernel(x)), np.asarray(x))
+
+
+def test_a_narrow_element_stays_defined_when_its_neighbour_is_written_as_part_of_a_wider_one():
+    def body(x_ref, out_ref, scratch):
+        scratch[0] = x_ref[0]
+        scratch.bitcast(jnp.int8)[1] = jnp.ones((5,), jnp.int8)
+        out_ref[0] = scratch[0]
+        out_ref[1] = scratch[2]
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((2, 5), jnp.int4),
+        mesh=MESH,
+        scratch_types=[pltpu.VMEM((4, 5), jnp.int4)],
+        interpret=cokernel.Checked(),
+    )
+    x = bits_of((4, 5), jnp.int4)
+    expected = [np.asarray(x[0]), np.ones(5, jnp.int4)]
+    np.testing.assert_array_equal(np.asarray(kernel(x)), expected)
+
+
+def test_words_of_which_no_part_is_written_stay_undefined():
+    def body(x_ref, out_ref, scratch):
+        view = scratch.bitcast(jnp.int4)
+        for row in range(8):
+            view[row] = x_ref[row]
+        out_ref[...] = view[...]
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((16, 5), jnp.int4),
+        mesh=MESH,
+        scratch_types=[pltpu.VMEM((2, 5), jnp.int32)],
+        interpret=cokernel.Checked(),
+    )
+    with pytest.raises(Exception, match=r"UninitialisedRead: .* reads scratch\[.*in an output"):
+        jax.block_until_ready(kernel(bits_of((16, 5), jnp.int4)))

@@ -18,15 +18,11 @@ SPEC = pl.BlockSpec((BLOCK, 128), lambda i: (i, 0))
 WHOLE = pl.BlockSpec((ROWS, 128), lambda i: (0, 0))
 
 
-@pytest.fixture(params=[False, True], ids=["traced", "primitive"], autouse=True)
-def form(request):
+@pytest.fixture(autouse=True)
+def chip(form):
     """Runs a test with pipelines of each form, for a chip."""
-    name = "jax_use_emit_pipeline_primitive"
-    before = getattr(jax.config, name)
-    jax.config.update(name, request.param)
     with cokernel.target("v6e"):
-        yield request.param
-    jax.config.update(name, before)
+        yield
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ allocates and reaches.
 """
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +85,36 @@ def over_jaxprs(parameter: Any, function: Callable[[Any], Any]) -> Any:
     ):
         return type(parameter)(over_jaxprs(item, function) for item in parameter)
     return parameter
+
+
+def with_replaced(jaxpr: Any, stand_in: Callable[[Any], list[Any] | None]) -> Any:
+    """The same program with other equations for some, also in the jaxprs that its equations run;
+    itself if there are none to replace.
+
+    Args:
+      jaxpr: the program.
+      stand_in: gives the equations that stand for one, None for one that stays as it is. What that
+        one runs has been dealt with before.
+    """
+
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        inside = {id(inner): with_replaced(inner, stand_in) for inner in inner_jaxprs(eqn)}
+        if any(id(inner) != before for before, inner in inside.items()):
+            eqn = _with_inner(eqn, inside)
+        others = stand_in(eqn)
+        eqns += [eqn] if others is None else others
+    is_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
+    return jaxpr if is_same else jaxpr.replace(eqns=eqns)
+
+
+def _with_inner(eqn: Any, others: Mapping[int, Any]) -> Any:
+    """An equation with other jaxprs in place of its own, by the identities of those."""
+    params = {
+        name: over_jaxprs(parameter, lambda inner: others[id(inner)])
+        for name, parameter in eqn.params.items()
+    }
+    return eqn.replace(params=params)
 
 
 def may_suspend(jaxpr: Any, *, is_checked: bool) -> bool:

@@ -9,30 +9,16 @@ from typing import Any
 import jax
 
 from cokernel import _jax
-from cokernel.compiler.analysis import inner_jaxprs, over_jaxprs
+from cokernel.compiler.analysis import with_replaced
 
 
 def with_plain_calls(jaxpr: Any) -> Any:
     """The same program with plain calls only; itself if it has no others."""
-    if not _has_other_calls(jaxpr):
-        return jaxpr
-    return jaxpr.replace(eqns=[new for eqn in jaxpr.eqns for new in written_out(eqn)])
+    return with_replaced(jaxpr, _stand_in)
 
 
-def _has_other_calls(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive in MEANING or any(map(_has_other_calls, inner_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
-
-
-def written_out(eqn: Any) -> list[Any]:
-    """The equations that stand for one."""
-    params = {
-        name: over_jaxprs(parameter, with_plain_calls) for name, parameter in eqn.params.items()
-    }
-    eqn = eqn.replace(params=params)
-    return MEANING[eqn.primitive](eqn) if eqn.primitive in MEANING else [eqn]
+def _stand_in(eqn: Any) -> list[Any] | None:
+    return MEANING[eqn.primitive](eqn) if eqn.primitive in MEANING else None
 
 
 def _call_of(parameter: str, eqn: Any) -> list[Any]:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from cokernel.compiler.probes import Access
     from cokernel.compiler.refs import View
 
-# The numbers by which the runtime is told of a claim: those of `Claim` in claims.cc.
-CLAIM_WORDS = 15
+# As `kClaimDimensions` in runtime/checked/claims.h.
 MOST_DIMENSIONS = 3
 # A loop with more accesses claims none: each claim is held against every other one.
 MOST_CLAIMS = 24
@@ -308,7 +307,7 @@ def _never(candidate: Candidate) -> None:
 
 
 def _row(lines: LoopLines, candidate: Candidate) -> list[Index] | None:
-    """What the runtime is told of a claim."""
+    """What the runtime is told of a claim: `ClaimWords` in runtime/checked/claims.h."""
     view = candidate.view
     address, start = lines.of(view.address), _start(lines, view)
     if address is None or start is None:

@@ -8,6 +8,7 @@ from jax import lax
 
 from cokernel import _jax
 from cokernel.compiler.definedness import Mask, Scope, is_array
+from cokernel.compiler.few_bits import copied_bits_p
 
 PL, TPU, SC = _jax.pallas_primitives, _jax.tpu_primitives, _jax.sc_primitives
 
@@ -127,6 +128,19 @@ def _bitcast(scope: Scope, eqn: Any) -> list[Mask]:
         return jnp.broadcast_to(mask, after)
 
     return [scope.call(eqn, function, [mask], after)]
+
+
+@of_values(copied_bits_p)
+def _copied_bits(scope: Scope, eqn: Any) -> list[Mask]:
+    after = _shape(eqn)
+
+    def function(mask: Any) -> Any:
+        *outer, rows, columns = mask.shape
+        if after[-2] > rows:
+            return jnp.repeat(mask, after[-2] // rows, axis=-2)
+        return mask.reshape(*outer, after[-2], rows // after[-2], columns).all(axis=-2)
+
+    return [scope.call(eqn, function, [scope.mask(eqn.invars[0])], after)]
 
 
 # Operations that only move elements do the same to masks.

@@ -11,37 +11,28 @@ import numpy as np
 from jax import lax
 
 from cokernel import _jax
-from cokernel.compiler.analysis import inner_jaxprs, over_jaxprs
+from cokernel.compiler.analysis import with_replaced
 from cokernel.compiler.dtypes import bit_width
 from cokernel.compiler.moves import is_whole
 
 # A new Ref with the contents of an array, which goes by the name of the Ref that is given first.
 copied_part_p = _jax.Primitive("copied_part")
+# `bitcast_rows` of a part that is written back once some of it has been changed. What is written to
+# a wide element may be less than all of it, and checked mode has one answer for the whole: an
+# element counts as undefined only if none of its parts has been written.
+copied_bits_p = _jax.Primitive("copied_bits")
 
 Transforms = tuple[Any, ...]
 
 
 def without_few_bits(jaxpr: Any) -> Any:
     """The same program, in which no access goes through such a bitcast; itself if none does."""
-    if not _has_any(jaxpr):
-        return jaxpr
-    return jaxpr.replace(eqns=[new for eqn in jaxpr.eqns for new in _written_out(eqn)])
+    return with_replaced(jaxpr, _stand_in)
 
 
-def _has_any(jaxpr: Any) -> bool:
-    return any(
-        _divide(eqn) is not None or any(map(_has_any, inner_jaxprs(eqn))) for eqn in jaxpr.eqns
-    )
-
-
-def _written_out(eqn: Any) -> list[Any]:
+def _stand_in(eqn: Any) -> list[Any] | None:
     divided = _divide(eqn)
-    if divided is not None:
-        return _Copy(eqn, *divided).eqns()
-    params = {
-        name: over_jaxprs(parameter, without_few_bits) for name, parameter in eqn.params.items()
-    }
-    return [eqn.replace(params=params)]
+    return None if divided is None else _Copy(eqn, *divided).eqns()
 
 
 def _divide(eqn: Any) -> tuple[Transforms, Any, Transforms] | None:
@@ -104,35 +95,39 @@ class _Copy:
         access = self.eqn.replace(
             invars=[copy, *operands, *flat], params={**self.eqn.params, "tree": tree}
         )
+        goes_back = self.eqn.primitive is not _jax.get_p
         eqns = [
-            *self.load(contents),
+            *self.load(contents, goes_back=goes_back),
             self.emit(copied_part_p, [self.ref, contents], [copy], {}),
             # The rest may have such a bitcast, too.
-            *_written_out(access),
+            *(_stand_in(access) or [access]),
         ]
-        if self.eqn.primitive is _jax.get_p:
+        if not goes_back:
             return eqns
         changed = _jax.Var(self.inner)
         params = {"tree": jax.tree.structure(())}
-        return [*eqns, self.emit(_jax.get_p, [copy], [changed], params), *self.store(changed)]
+        read = self.emit(_jax.get_p, [copy], [changed], params)
+        return [*eqns, read, *self.store(changed, goes_back=True)]
 
-    def load(self, result: Any) -> list[Any]:
+    def load(self, result: Any, *, goes_back: bool = False) -> list[Any]:
         """Reads the part, under the other dtype."""
         flat, tree = jax.tree.flatten(self.first)
         part = _jax.Var(self.outer)
         read = self.emit(_jax.get_p, [self.ref, *flat], [part], {"tree": tree})
-        return [read, self.convert(part, result)]
+        return [read, self.convert(part, result, goes_back)]
 
-    def store(self, value: Any) -> list[Any]:
+    def store(self, value: Any, *, goes_back: bool = False) -> list[Any]:
         """Writes all of the part."""
         flat, tree = jax.tree.flatten(self.first)
         part = _jax.Var(self.outer)
         dropped = _jax.DropVar(self.outer)
         write = self.emit(_jax.swap_p, [self.ref, part, *flat], [dropped], {"tree": tree})
-        return [self.convert(value, part), write]
+        return [self.convert(value, part, goes_back), write]
 
-    def convert(self, value: Any, result: Any) -> Any:
+    def convert(self, value: Any, result: Any, goes_back: bool) -> Any:
         """The bits of a value under the dtype of the result."""
+        if goes_back:
+            return self.emit(copied_bits_p, [value], [result], {"dtype": result.aval.dtype})
         aval = jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype)
         function = functools.partial(bitcast_rows, dtype=result.aval.dtype)
         jaxpr = jax.make_jaxpr(function)(aval)

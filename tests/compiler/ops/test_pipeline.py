@@ -13,15 +13,11 @@ import cokernel
 from tests.compiler.harness import MESH
 
 
-@pytest.fixture(params=[False, True], ids=["traced", "primitive"], autouse=True)
-def form(request):
+@pytest.fixture(autouse=True)
+def chip(form):
     """Runs a test with pipelines of each form, for a chip."""
-    name = "jax_use_emit_pipeline_primitive"
-    before = getattr(jax.config, name)
-    jax.config.update(name, request.param)
     with cokernel.target("v6e"):
-        yield request.param
-    jax.config.update(name, before)
+        yield
 
 
 def launch(body, out, *arrays, mesh=MESH, scratch=()):

@@ -10,6 +10,7 @@ _NEEDED_OFTEN = (
     "control",
     "position",
     "state",
+    "scopes",
     "elementwise",
     "logic",
     "convert",

@@ -1,5 +1,6 @@
 """bitcast_convert_type, and elements divided into narrower ones or put together from them."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ from llvmlite import ir
 from cokernel.compiler import views
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import bit_width
+from cokernel.compiler.few_bits import bitcast_rows, copied_bits_p
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops.convert import from_bits, to_bits
-from cokernel.compiler.ops.registry import Operation, apply_elementwise, rule
+from cokernel.compiler.ops.registry import Operation, added_rule, apply_elementwise, rule
 from cokernel.compiler.ops.shape import reinterpret
+from cokernel.compiler.ops.traced import lower_traced
 from cokernel.compiler.values import Buffer, Expression, Value
 
 
@@ -37,6 +40,11 @@ def bitcast_convert_type(context: Context, eqn: Any, operand: Value) -> Value:
     else:
         whole = joined(buffer, shape, target, lambda _, index, part: (*index, part))
     return context.settle(whole)
+
+
+@added_rule(copied_bits_p)
+def _copied_bits(context: Context, eqn: Any, operand: Value) -> list[Value]:
+    return lower_traced(context, functools.partial(bitcast_rows, **eqn.params), operand)
 
 
 def _same_width(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:

@@ -11,8 +11,8 @@ from cokernel.compiler import views
 from cokernel.compiler.access import accumulate, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.definedness import unwritten_p
-from cokernel.compiler.ops.control import scoped_until_the_end
 from cokernel.compiler.ops.registry import added_rule, apply_elementwise, element_rule, rule
+from cokernel.compiler.ops.scopes import scoped_until_the_end
 from cokernel.compiler.probes import Access, Answer, probe
 from cokernel.compiler.refs import RefValue
 from cokernel.compiler.transforms import resolve

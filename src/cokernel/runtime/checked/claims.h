@@ -11,7 +11,7 @@ struct Region;
 
 constexpr int kClaimDimensions = 3;
 
-// As compiled code writes it: see CLAIM_WORDS in compiler/claims.py.
+// As compiled code writes it: see `_row` in compiler/claims.py.
 struct ClaimWords {
   int64_t site;
   int64_t kind;
