@@ -22,12 +22,26 @@ SUSPENDING = frozenset(
         _jax.sc_primitives.barrier_p,
     }
 )
+# Put in front of a store that other cores may see while it is made; given its Ref. See `polling.py`.
+before_polled_store_p = _jax.Primitive("before_polled_store")
+before_polled_store_p.multiple_results = True
 # Primitives in front of which the scheduler of checked mode may let others go first.
 STEPS = frozenset(
     {
         _jax.pallas_primitives.semaphore_signal_p,
         _jax.tpu_primitives.dma_start_p,
         _jax.sc_primitives.fetch_and_add_p,
+        before_polled_store_p,
+    }
+)
+# Primitives that run a jaxpr as it is.
+CALLS = frozenset(
+    {
+        _jax.jit_p,
+        _jax.closed_call_p,
+        _jax.custom_jvp_call_p,
+        _jax.custom_vjp_call_p,
+        _jax.remat_p,
     }
 )
 
@@ -44,7 +58,7 @@ def called_jaxprs(eqn: Any) -> list[tuple[Any, Sequence[Any]]] | None:
     """The jaxprs that an equation runs, each with what it is given; None if that is not known."""
     if eqn.primitive is _jax.cond_p:
         return [(branch, eqn.invars[1:]) for branch in inner_jaxprs(eqn)]
-    if eqn.primitive in (_jax.scan_p, _jax.jit_p, _jax.closed_call_p):
+    if eqn.primitive is _jax.scan_p or eqn.primitive in CALLS:
         return [(body, eqn.invars) for body in inner_jaxprs(eqn)]
     if eqn.primitive is _jax.while_p:
         condition, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
@@ -101,17 +115,17 @@ def with_replaced(jaxpr: Any, stand_in: Callable[[Any], list[Any] | None]) -> An
     for eqn in jaxpr.eqns:
         inside = {id(inner): with_replaced(inner, stand_in) for inner in inner_jaxprs(eqn)}
         if any(id(inner) != before for before, inner in inside.items()):
-            eqn = _with_inner(eqn, inside)
+            eqn = with_inner(eqn, inside)
         others = stand_in(eqn)
         eqns += [eqn] if others is None else others
     is_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
     return jaxpr if is_same else jaxpr.replace(eqns=eqns)
 
 
-def _with_inner(eqn: Any, others: Mapping[int, Any]) -> Any:
-    """An equation with other jaxprs in place of its own, by the identities of those."""
+def with_inner(eqn: Any, others: Mapping[int, Any]) -> Any:
+    """An equation with other jaxprs in place of some of its own, by the identities of those."""
     params = {
-        name: over_jaxprs(parameter, lambda inner: others[id(inner)])
+        name: over_jaxprs(parameter, lambda inner: others.get(id(inner), inner))
         for name, parameter in eqn.params.items()
     }
     return eqn.replace(params=params)

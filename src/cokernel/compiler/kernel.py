@@ -24,6 +24,7 @@ from cokernel.compiler.in_place import Placement, placed_blocks
 from cokernel.compiler.keys import without_keys
 from cokernel.compiler.layout import MemoryLayout
 from cokernel.compiler.pipelines import without_pipelines
+from cokernel.compiler.polling import with_steps
 from cokernel.compiler.probes import Access
 from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.refs import Place, RefValue
@@ -124,6 +125,9 @@ class Kernel:
         self.placed: list[dict[Any, Placement]] = [{} for _ in self.jaxprs]
         if checked is None:
             self._place_blocks()
+        else:
+            seen = [self._seen_by_several(number) for number in range(len(self.jaxprs))]
+            self.jaxprs = with_steps(self.jaxprs, seen)
         self.programs = [self._plan_program(number) for number in range(len(self.jaxprs))]
 
     # Planning.
@@ -163,6 +167,15 @@ class Kernel:
         refs = dict(zip(self.jaxprs[number].invars, self.layout.refs[number], strict=True))
         others = self._used_by_others(number)
         return lambda var: refs[var].place is Place.PRIVATE and refs[var].memory not in others
+
+    def _seen_by_several(self, number: int) -> dict[Any, RefValue]:
+        """The memory of those parameters of a program that are Refs which several cores reach."""
+        parameters = zip(self.jaxprs[number].invars, self.layout.refs[number], strict=True)
+        return {
+            var: ref.memory
+            for var, ref in parameters
+            if isinstance(var.aval, _jax.AbstractRef) and ref.place is not Place.PRIVATE
+        }
 
     def _used_by_others(self, number: int) -> set[RefValue]:
         """The memory that other programs than this one use."""

@@ -2,14 +2,25 @@
 
 Pallas has no other way to look at a flag in memory, so such a read does not count as a race with
 the write that it waits for. Checked mode tells them from other reads by where they lead: to the
-condition of a loop.
+condition of a loop. Others get their turn in front of each plain store to such memory, because
+what it overwrites is something that they might have seen.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cokernel import _jax
-from cokernel.compiler.analysis import inner_jaxprs, is_polling
+from cokernel.compiler.analysis import (
+    STEPS,
+    SUSPENDING,
+    before_polled_store_p,
+    called_jaxprs,
+    inner_jaxprs,
+    is_known,
+    is_polling,
+    passed_on,
+    with_inner,
+)
 
 _READS = frozenset(
     {
@@ -89,3 +100,92 @@ def _all_reads(jaxpr: Any) -> set[Any]:
         for inner in inner_jaxprs(eqn):
             reads |= _all_reads(inner)
     return reads
+
+
+# A Ref variable of the jaxpr at hand, and the memory that it is.
+Names = Mapping[Any, Any]
+
+
+def with_steps(jaxprs: Sequence[Any], named: Sequence[Names]) -> tuple[Any, ...]:
+    """The programs of a kernel with `before_polled_store_p` in front of the plain stores to memory
+    that one of them polls; themselves if there are none. `named` holds, for each, the memory of
+    those of its parameters that are Refs which several cores reach.
+    """
+    polled: set[Any] = set()
+    for jaxpr, names in zip(jaxprs, named, strict=True):
+        polled |= _polled_memory(jaxpr, names, set())
+    if not polled:
+        return tuple(jaxprs)
+    return tuple(
+        _with_steps(jaxpr, names, polled) for jaxpr, names in zip(jaxprs, named, strict=True)
+    )
+
+
+def _polled_memory(jaxpr: Any, names: Names, reads: set[Any]) -> set[Any]:
+    """What a jaxpr polls of the memory in `names`, or of what its scopes share with other cores.
+    `reads` are the polling reads of the jaxprs around it.
+    """
+    found: set[Any] = set()
+    reads = reads | polling_reads(jaxpr)
+    for eqn in jaxpr.eqns:
+        if not reads.isdisjoint(eqn.outvars) and eqn.primitive in _READS:
+            found |= {names[atom] for atom in eqn.invars if is_known(atom, names)}
+        for body, inside in _entered(eqn, names):
+            found |= _polled_memory(body, inside, reads)
+    return found
+
+
+def _with_steps(jaxpr: Any, names: Names, polled: set[Any]) -> Any:
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        inside = {id(body): _with_steps(body, few, polled) for body, few in _entered(eqn, names)}
+        if inside:
+            eqns.append(with_inner(eqn, inside))
+            continue
+        for ref in _stored(eqn, names):
+            if names[ref] in polled:
+                eqns.append(_step_before(eqn, ref))
+        eqns.append(eqn)
+    return jaxpr.replace(eqns=eqns)
+
+
+def _step_before(eqn: Any, ref: Any) -> Any:
+    return eqn.replace(
+        primitive=before_polled_store_p,
+        invars=[ref],
+        outvars=[],
+        params={"operation": eqn.primitive.name},
+        effects=set(),
+    )
+
+
+def _stored(eqn: Any, names: Names) -> Iterator[Any]:
+    """The Refs among `names` that an equation changes by itself and at once."""
+    if eqn.primitive in STEPS or eqn.primitive in SUSPENDING:
+        # Others get their turn there already.
+        return
+    for effect in eqn.effects:
+        if isinstance(effect, _jax.JaxprInputEffect) and not isinstance(effect, _jax.ReadEffect):
+            target = effect.input
+            ref = eqn.invars[target] if isinstance(target, int) else target
+            if is_known(ref, names):
+                yield ref
+
+
+def _entered(eqn: Any, names: Names) -> Iterator[tuple[Any, Names]]:
+    """The jaxprs that an equation runs, each with what is known of its variables."""
+    if eqn.primitive is _jax.pallas_primitives.run_scoped_p:
+        body = eqn.params["jaxpr"]
+        shared = {var: var for var in body.invars if eqn.params["collective_axes"]}
+        yield body, {**passed_on(eqn.invars, body.constvars, names), **shared}
+        return
+    if eqn.primitive is _jax.sc_primitives.parallel_loop_p:
+        body = eqn.params["jaxpr"]
+        lower, *_, constants, initial = eqn.params["tree"].unflatten(eqn.invars)
+        yield (
+            body,
+            passed_on([*constants, lower, *initial], [*body.constvars, *body.invars], names),
+        )
+        return
+    for body, arguments in called_jaxprs(eqn) or ():
+        yield body, passed_on(arguments, body.invars, names)

@@ -10,6 +10,7 @@ from llvmlite import ir
 from cokernel import _jax
 from cokernel.compiler import dtypes, nests
 from cokernel.compiler.analysis import (
+    CALLS,
     equation_may_suspend,
     inner_jaxprs,
     is_polling,
@@ -42,13 +43,7 @@ UNWATCHED_ITERATIONS = 4096
 POLLS_BEFORE_YIELD = 64
 
 
-@rule(
-    _jax.jit_p,
-    _jax.closed_call_p,
-    _jax.custom_jvp_call_p,
-    _jax.custom_vjp_call_p,
-    _jax.remat_p,
-)
+@rule(*CALLS)
 def _call(context: Context, eqn: Any, *operands: Any) -> list[Any]:
     body = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
     return lower_jaxpr(context, body, operands, donated=context.overwritable)
@@ -381,7 +376,7 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         header = function.function.append_basic_block("while")
         inside = function.function.append_basic_block("while_body")
         done = function.function.append_basic_block("while_done")
-        counter = [ir.Constant(i64, 0)] if polls else []
+        counter = [ir.Constant(i64, 0)] if polls and not context.is_checked else []
         before = builder.block
         builder.branch(header)
         builder.position_at_end(header)
@@ -395,10 +390,13 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         [go_on] = lower_jaxpr(context, condition, [*items[:cond_count], *current])
         builder.cbranch(context.scalar(go_on), inside, done)
         builder.position_at_end(inside)
+        if polls and context.is_checked:
+            # It has looked in vain, and who has seen what it waits for goes on.
+            yield_core(context, "while")
         results = lower_jaxpr(context, body, [*items[cond_count:], *current], donated=current)
         following = carried.next(context, carry, current, results)
         function.stop_check(site)
-        if polls:
+        if polls and not context.is_checked:
             following.append(_yield_sometimes(context, phis[-1]))
         for phi, register in zip(phis, following, strict=True):
             phi.add_incoming(register, builder.block)
@@ -410,13 +408,10 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
 
 
 def _yield_sometimes(context: Context, counter: ir.Value) -> ir.Value:
-    """Lets other cores run after every so many iterations of a loop that polls memory, in checked
-    mode after each; returns the next count.
+    """Lets other cores run after every so many iterations of a loop that polls memory; returns the
+    next count.
     """
     function, builder = context.function, context.builder
-    if context.is_checked:
-        yield_core(context, "while")
-        return counter
     following = builder.add(counter, ir.Constant(i64, 1))
     is_time = builder.icmp_unsigned(
         "==", builder.urem(following, ir.Constant(i64, POLLS_BEFORE_YIELD)), ir.Constant(i64, 0)

@@ -8,16 +8,17 @@ from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler import dtypes
+from cokernel.compiler.analysis import before_polled_store_p
 from cokernel.compiler.context import Context
 from cokernel.compiler.definedness import AMOUNT
 from cokernel.compiler.dtypes import i32, i64, void
 from cokernel.compiler.function import Index
 from cokernel.compiler.ops.control import yield_core
 from cokernel.compiler.ops.definedness import require_defined
-from cokernel.compiler.ops.registry import rule
+from cokernel.compiler.ops.registry import added_rule, rule
 from cokernel.compiler.ops.targets import Target, find_target, require, static_position
 from cokernel.compiler.probes import Access, step
-from cokernel.compiler.refs import Place, RefValue, View, root_of
+from cokernel.compiler.refs import AnyRef, Place, RefValue, View, root_of
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Scalar, Value, row_major
 from cokernel.compiler.window_names import element_name
@@ -309,3 +310,9 @@ def _fetch_and_add(
     amount = context.scalar(value)
     old = context.builder.atomic_rmw("add", view.address, amount, "acq_rel")
     return Scalar((), np.dtype(np.int32), old)
+
+
+@added_rule(before_polled_store_p)
+def _before_polled_store(context: Context, eqn: Any, ref: AnyRef) -> None:
+    root, _ = root_of(ref)
+    step(context, context.site(eqn.params["operation"], root.name), root.address(context))
