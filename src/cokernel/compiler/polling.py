@@ -51,6 +51,11 @@ def polls_by_reading(eqn: Any) -> bool:
     return is_polling(eqn) and bool(_polled_inside(eqn)[0])
 
 
+def reads_memory(jaxpr: Any) -> bool:
+    """Whether a jaxpr reads a Ref in a way that can poll it."""
+    return bool(_all_reads(jaxpr))
+
+
 def _polled_inside(eqn: Any) -> tuple[set[Any], list[Any]]:
     """The reads inside a `while` that its condition depends on, and the initial values of what it
     carries that the condition depends on.

@@ -18,10 +18,10 @@ from cokernel.compiler.analysis import (
 )
 from cokernel.compiler.claims import claiming
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import i32, i64, pointer, void
+from cokernel.compiler.dtypes import i1, i32, i64, pointer, void
 from cokernel.compiler.function import Index, Loop
 from cokernel.compiler.ops.registry import rule
-from cokernel.compiler.polling import polls_by_reading
+from cokernel.compiler.polling import polls_by_reading, reads_memory
 from cokernel.compiler.program import lower_jaxpr
 from cokernel.compiler.values import (
     Buffer,
@@ -376,7 +376,12 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         header = function.function.append_basic_block("while")
         inside = function.function.append_basic_block("while_body")
         done = function.function.append_basic_block("while_done")
-        counter = [ir.Constant(i64, 0)] if polls and not context.is_checked else []
+        # In checked mode it lets others run whenever it has looked in vain, so not in front of the
+        # first look: who sees what it waits for goes on.
+        counter = []
+        if polls:
+            has_looked = int(reads_memory(condition))
+            counter = [ir.Constant(i1, has_looked) if context.is_checked else ir.Constant(i64, 0)]
         before = builder.block
         builder.branch(header)
         builder.position_at_end(header)
@@ -391,13 +396,14 @@ def _while(context: Context, eqn: Any, *operands: Any) -> list[Value]:
         builder.cbranch(context.scalar(go_on), inside, done)
         builder.position_at_end(inside)
         if polls and context.is_checked:
-            # It has looked in vain, and who has seen what it waits for goes on.
-            yield_core(context, "while")
+            _yield_if(context, phis[-1])
         results = lower_jaxpr(context, body, [*items[cond_count:], *current], donated=current)
         following = carried.next(context, carry, current, results)
         function.stop_check(site)
-        if polls and not context.is_checked:
-            following.append(_yield_sometimes(context, phis[-1]))
+        if polls:
+            following.append(
+                ir.Constant(i1, 1) if context.is_checked else _yield_sometimes(context, phis[-1])
+            )
         for phi, register in zip(phis, following, strict=True):
             phi.add_incoming(register, builder.block)
         builder.branch(header)
@@ -411,19 +417,25 @@ def _yield_sometimes(context: Context, counter: ir.Value) -> ir.Value:
     """Lets other cores run after every so many iterations of a loop that polls memory; returns the
     next count.
     """
-    function, builder = context.function, context.builder
+    builder = context.builder
     following = builder.add(counter, ir.Constant(i64, 1))
     is_time = builder.icmp_unsigned(
         "==", builder.urem(following, ir.Constant(i64, POLLS_BEFORE_YIELD)), ir.Constant(i64, 0)
     )
+    _yield_if(context, is_time)
+    return following
+
+
+def _yield_if(context: Context, condition: ir.Value) -> None:
+    """Lets other cores run in a loop that polls memory."""
+    function, builder = context.function, context.builder
     pause = function.function.append_basic_block("let_others_run")
     proceed = function.function.append_basic_block("poll_again")
-    builder.cbranch(is_time, pause, proceed)
+    builder.cbranch(condition, pause, proceed)
     builder.position_at_end(pause)
     yield_core(context, "while")
     builder.branch(proceed)
     builder.position_at_end(proceed)
-    return following
 
 
 def yield_core(
