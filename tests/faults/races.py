@@ -313,6 +313,45 @@ def flag_raised_before_the_data_is_there(broken):
     return lambda: kernel(jnp.array([1234567]))
 
 
+@case("Race", "data")
+def flag_raised_too_early_and_once_more_in_time(broken):
+    # Only who looks between the two stores to the flag comes too early.
+    def body(x_ref, out_ref, flag, data, ready):
+        core = core_id()
+
+        @pl.when(core == 0)
+        def _lower():
+            flag[0] = 0
+            for other in range(2):
+                pl.semaphore_signal(ready, 1, device_id={"core": other})
+
+        pl.semaphore_wait(ready, 1)
+
+        @pl.when(core == 1)
+        def _write():
+            if broken:
+                flag[0] = 1
+            data[0] = x_ref[0]  # fault
+            flag[0] = 2
+
+        @pl.when(core == 0)
+        def _watch():
+            lax.while_loop(lambda seen: seen < 1, lambda _: flag[0], jnp.int32(0))
+            out_ref[0] = data[0]  # fault
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+        mesh=cores(2),
+        scratch_types=[
+            cokernel.shared((1,), jnp.int32),
+            cokernel.shared((1,), jnp.int32),
+            pltpu.SemaphoreType.REGULAR,
+        ],
+    )
+    return lambda: kernel(jnp.array([1234567]))
+
+
 def subcores():
     return plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore")
 

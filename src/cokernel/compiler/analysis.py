@@ -22,7 +22,7 @@ SUSPENDING = frozenset(
         _jax.sc_primitives.barrier_p,
     }
 )
-# Put in front of a store that other cores may see while it is made; given its Ref. See `polling.py`.
+# Put in front of a store to memory that others poll, and given its Ref: see `polling.py`.
 before_polled_store_p = _jax.Primitive("before_polled_store")
 before_polled_store_p.multiple_results = True
 # Primitives in front of which the scheduler of checked mode may let others go first.

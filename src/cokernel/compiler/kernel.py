@@ -125,7 +125,7 @@ class Kernel:
         self.placed: list[dict[Any, Placement]] = [{} for _ in self.jaxprs]
         if checked is None:
             self._place_blocks()
-        else:
+        elif sum(math.prod(mesh.shape.values()) for mesh in self.meshes) > 1:
             seen = [self._seen_by_several(number) for number in range(len(self.jaxprs))]
             self.jaxprs = with_steps(self.jaxprs, seen)
         self.programs = [self._plan_program(number) for number in range(len(self.jaxprs))]
