@@ -356,18 +356,20 @@ def test_registers_are_read_from_a_vector_rounded_up_to_the_tile():
 
 
 def test_what_cannot_reach_into_the_padding_is_refused_by_name():
-    def sum_through_addupdate(numbers, start, result):
-        plsc.addupdate(numbers.at[pl.ds(start, LANES)], numbers[pl.ds(0, LANES)])
-        result[...] = numbers[pl.ds(0, LANES)]
+    def body(start_ref, out_ref, numbers, start):
+        pltpu.sync_copy(start_ref, start)
+        out_ref[...] = numbers.at[pl.ds(start[0], 8)].bitcast(jnp.int32)[...]
 
-    def gather(numbers, start, result):
-        result[...] = plsc.load_gather(numbers.at[pl.ds(start, LANES)], [jnp.arange(LANES)])
-
-    x, start = np.zeros(100, np.float32), np.zeros(LANES, np.int32)
-    for access, name in ((sum_through_addupdate, "addupdate"), (gather, "load_gather")):
-        kernel = lanes(UNTRACKED, access)
-        with pytest.raises(NotImplementedError, match=rf"(?s){name} of 'numbers'.*padded_tiles"):
-            kernel(x, start)
+    with cokernel.target(CHIP):
+        kernel = tensor_core(
+            cokernel.kernel,
+            body,
+            jax.ShapeDtypeStruct((4, 128), jnp.int32),
+            scratch=[pltpu.VMEM((10, 128), jnp.bfloat16), pltpu.SMEM((1,), jnp.int32)],
+            interpret=UNTRACKED,
+        )
+        with pytest.raises(NotImplementedError, match=r"(?s)int32 of 'numbers'.*padded_tiles"):
+            kernel(np.zeros(1, np.int32))
 
 
 @pytest.mark.parametrize("interpret", [PADDED, pltpu.InterpretParams(buffer_bounds="padded")])

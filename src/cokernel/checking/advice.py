@@ -33,6 +33,8 @@ def advise(
             yield from _race(parties, name, owner)
         case "UninitialisedRead" if raw.get("window"):
             yield f"read no further than {name!r} is long: make the last window smaller, or mask it"
+        case "UninitialisedRead" if raw.get("padding"):
+            yield f"pick no element that lies beyond the end of {name!r}, or mask those that do"
             yield f"or give {name!r} the shape of whole tiles, and write all of it"
         case "UninitialisedRead" if name == "lax.empty":
             yield "write all of the array that lax.empty gives before its values are used"

@@ -198,6 +198,17 @@ def padding_of(window: Sequence[tuple[int, int, int]]) -> list[Box]:
     return boxes
 
 
+def padding_text(name: str, raw: Mapping[str, Any]) -> str:
+    """What lies in the padding of a Ref of that which a finding is about, as in "[100:104]"."""
+    window = " and ".join(map(written, padding_of(raw.get("window", ()))))
+    picked = raw.get("padding")
+    if picked is None:
+        return window
+    runs = tuple((first, stop) for first, stop in picked["runs"])
+    shape, is_complete = tuple(picked["shape"]), not picked["is_cut_off"]
+    return " and ".join(filter(None, (window, Elements(name, shape, "", runs, is_complete).text)))
+
+
 def written(box: Box) -> str:
     """A box as an index, as in "[2, 0:16]"."""
     sides = (str(low) if high == low + 1 else f"{low}:{high}" for low, high in box)

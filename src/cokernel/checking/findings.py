@@ -9,9 +9,8 @@ from cokernel.checking.elements import (
     Elements,
     elements_of,
     joined_elements,
-    padding_of,
+    padding_text,
     within_slot,
-    written,
 )
 from cokernel.checking.places import Calls, Places, code, told_calls, where
 from cokernel.checking.schedules import Schedule
@@ -332,7 +331,7 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     owner = _other_owner(raw, places)
     if owner:
         what = f"{what} of {owner}"
-    padding = " and ".join(map(written, padding_of(raw.get("window", ()))))
+    padding = padding_text(name, raw)
     if padding:
         what = _in_padding(name, indices if memory else "", padding)
     if raw["kind"] in OF_ITS_MEMORY:

@@ -41,8 +41,7 @@ class Checked:
       unwaited_copies: whether each DMA must have been waited for at the end of its semaphore.
       padded_tiles: whether an index beyond a Ref's shape is allowed while it stays within the
         tiles that hold the Ref on the chip of `cokernel.target`. What is read there is undefined
-        and holds `fill`, what is written there is lost. For loads, stores, sums and DMAs; where
-        another access might reach into the padding the kernel is refused when it is lowered.
+        and holds `fill`, what is written there is lost.
       chip_limits: whether the kernel is measured against the memories of the target chip: "off",
         "warn" (a note in the report) or "error".
       strategy: how the next step is chosen: "random", "pct" (few changes of priority), "delay_dma"

@@ -70,7 +70,7 @@ def use_in_words(raw: Mapping[str, Any]) -> str:
 
 
 def _uninitialised(raw: Mapping[str, Any], parties: "Sequence[Party]", what: str) -> str:
-    joint = " and" if raw.get("window") else ", which"
+    joint = " and" if raw.get("window") or raw.get("padding") else ", which"
     return (
         f"{parties[0].who} reads {what}{joint} nobody has written, and the value "
         f"{use_in_words(raw)}"

@@ -12,6 +12,7 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, Index
 from cokernel.compiler.pieces import joined, part_of, piece
 from cokernel.compiler.refs import IndexArrays, View
+from cokernel.compiler.spots import Spot, spot_of_offset
 from cokernel.compiler.values import (
     Buffer,
     Expression,
@@ -48,7 +49,7 @@ def read(context: Context, view: View) -> Value:
     def emit(
         builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
     ) -> ir.Value:
-        address = picked_address(builder, indices, operands[0], operands[1:], index)
+        address = picked_spot(context, builder, indices, operands[0], operands[1:], index).address
         return load_element(builder.function, address, base.dtype)
 
     return context.settle(Expression(view.shape, base.dtype, (base, *arrays), emit))
@@ -66,14 +67,17 @@ def in_memory(context: Context, array: Value) -> Value:
     return context.materialise(array) if isinstance(array, Packed) and array.size > 8 else array
 
 
-def picked_address(
+def picked_spot(
+    context: Context,
     builder: ElementBuilder,
     indices: IndexArrays,
     base: Value,
     arrays: Sequence[Value],
     index: Sequence[Index],
-) -> ir.Value:
-    """The address of the element at an index of a view that index arrays have made."""
+) -> Spot:
+    """Where the element is at an index of a view that index arrays have made. If some may lie in
+    the padding of tiles, these are a table of offsets.
+    """
     assert isinstance(base, Buffer)
     function = builder.function
     end = indices.position + len(indices.shape)
@@ -83,7 +87,10 @@ def picked_address(
         register = array.element(builder, broadcast_index(picked, array.shape))
         wide = widen_index(function, register, array.dtype)
         offset = function.add(offset, function.multiply(wide, stride))
-    return function.advance(base.element_address(function, rest), offset)
+    start = base.element_address(function, rest)
+    if indices.hangs:
+        return spot_of_offset(context, function, start, function.index(offset))
+    return Spot(function.advance(start, offset))
 
 
 def broadcast_index(index: Sequence[Index], shape: Sequence[int]) -> list[Index]:
@@ -161,11 +168,12 @@ def _write_picked(context: Context, view: View, value: Value, add: Any) -> None:
     base_in, value_in, *arrays_in = (operand.rebuild(incoming) for operand in operands)
     with context.inside(inner), inner.nest(view.shape) as index:
         builder = ElementBuilder(inner)
-        address = picked_address(builder, indices, base_in, arrays_in, index)
+        spot = picked_spot(context, builder, indices, base_in, arrays_in, index)
         register = value_in.element(builder, index)
-        if add is not None:
-            old = make_packed((), base.dtype, load_element(inner, address, base.dtype))
-            register = context.scalar(add(old, make_packed((), base.dtype, register)))
-        store_element(inner, register, address, base.dtype)
+        with spot.written(inner):
+            if add is not None:
+                old = make_packed((), base.dtype, load_element(inner, spot.address, base.dtype))
+                register = context.scalar(add(old, make_packed((), base.dtype, register)))
+            store_element(inner, register, spot.address, base.dtype)
     inner.finish()
     context.call(inner, leaves)

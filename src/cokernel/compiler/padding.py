@@ -54,8 +54,8 @@ def refused(context: "Context", view: "View", operation: str) -> NotImplementedE
     """The error for a window that may reach into the padding where that is not supported."""
     return NotImplementedError(
         f"{context.describe()}: {operation} of {view.ref.name!r}, whose window may reach into the "
-        "padding of its tiles: with padded_tiles=True checked mode supports that in plain loads, "
-        "stores and DMAs only. Leave padded_tiles at False, or give the Ref the padded shape"
+        "padding of its tiles, is not supported by checked mode with padded_tiles=True. Leave "
+        "padded_tiles at False, or give the Ref the padded shape"
     )
 
 

@@ -261,7 +261,7 @@ def scratch(context: "Context", size: int) -> ir.Value:
 
 
 def _probe_picked(context: "Context", view: "View", access: Access, site: ir.Constant) -> None:
-    from cokernel.compiler.access import in_memory, picked_address
+    from cokernel.compiler.access import in_memory, picked_spot
 
     indices = view.indices
     assert indices is not None
@@ -299,7 +299,9 @@ def _probe_picked(context: "Context", view: "View", access: Access, site: ir.Con
         grouped = contextlib.nullcontext() if at_once else one_access(context)
         with grouped, inner.nest(shape) as index:
             place = [*index, *[0] * (rank - outer)]
-            address = picked_address(ElementBuilder(inner), indices, base, picks, place)
+            address = picked_spot(
+                context, ElementBuilder(inner), indices, base, picks, place
+            ).address
             if room is None:
                 probe_run(context, site, access, address, run, itemsize)
             else:
@@ -388,14 +390,16 @@ def probe_masked(
     context: "Context", view: "View", mask: "Value", access: Access, operation: str
 ) -> None:
     """Tells of an access to those elements of a view that a mask of its shape selects."""
-    from cokernel.compiler.access import in_memory, picked_address
+    from cokernel.compiler.access import in_memory, picked_spot
+    from cokernel.compiler.spots import Spots
     from cokernel.compiler.values import Buffer, is_small
 
     if not is_probed(context) or 0 in view.shape:
         return
     itemsize = dtypes.itemsize(view.dtype)
     indices = view.indices
-    if indices is None and is_small(view.shape, np.int64) and is_small(mask.shape, mask.dtype):
+    is_few = is_small(view.shape, np.int64) and is_small(mask.shape, mask.dtype)
+    if indices is None and not view.hangs and is_few:
         offsets = [
             sum(i * stride for i, stride in zip(index, view.strides, strict=True))
             for index in np.ndindex(*view.shape)
@@ -404,21 +408,26 @@ def probe_masked(
         return probe_lanes(context, view, access, operation, addresses, context.pack(mask))
     site = access_site(context, view, operation)
     arrays = [] if indices is None else [in_memory(context, array) for array in indices.arrays]
-    operands: list[Value] = [view.strided_part(), context.materialise(mask), *arrays]
+    spots = Spots(context, view) if indices is None else None
+    starts = [] if spots is None else spots.operands
+    operands: list[Value] = [view.strided_part(), context.materialise(mask), *starts, *arrays]
     leaves = [leaf for operand in operands for leaf in operand.leaves()]
     inner = context.function.sibling("probe_masked", [leaf.type for leaf in leaves])
     incoming = iter(inner.parameters)
-    base, taken, *picks = (operand.rebuild(incoming) for operand in operands)
+    base, taken, *rest = (operand.rebuild(incoming) for operand in operands)
+    origin, picks = rest[: len(starts)], rest[len(starts) :]
     with context.inside(inner), telling(context, view, access):
         with inner.nest(view.shape) as index:
             builder = ElementBuilder(inner)
             with inner.builder.if_then(taken.element(builder, index)):
-                if indices is None:
+                if spots is not None:
                     assert isinstance(base, Buffer)
                     address = base.element_address(inner, index)
+                    spot = spots.at(inner, origin, address, index)
                 else:
-                    address = picked_address(builder, indices, base, picks, index)
-                probe_run(context, site, access, address, itemsize, itemsize)
+                    assert indices is not None
+                    spot = picked_spot(context, builder, indices, base, picks, index)
+                probe_run(context, site, access, spot.address, itemsize, itemsize)
         inner.finish()
     context.call(inner, leaves)
 
@@ -427,24 +436,32 @@ def probe_front(
     context: "Context", view: "View", count: ir.Value, access: Access, operation: str
 ) -> None:
     """Tells of an access to the first `count` elements of a view, in row-major order."""
+    from cokernel.compiler.spots import Spots
+
     if not is_probed(context) or 0 in view.shape:
         return
     site = access_site(context, view, operation)
     itemsize = dtypes.itemsize(view.dtype)
     buffer = view.buffer()
-    if buffer.is_dense:
+    if buffer.is_dense and not view.hangs:
         size = context.function.multiply(count, itemsize)
         with telling(context, view, access):
             probe_run(context, site, access, buffer.address, size, itemsize)
         return
-    inner = context.function.sibling("probe_front", [pointer, i64])
-    base, limit = inner.parameters
+    spots = Spots(context, view)
+    leaves = [leaf for operand in spots.operands for leaf in operand.leaves()]
+    inner = context.function.sibling("probe_front", [pointer, i64, *[leaf.type for leaf in leaves]])
+    base, limit, *rest = inner.parameters
+    incoming = iter(rest)
+    origin = [operand.rebuild(incoming) for operand in spots.operands]
     with context.inside(inner), telling(context, view, access):
         with inner.loop(0, limit) as loop:
-            offset = inner.linear_index(inner.unravel(loop.counter, view.shape), view.strides)
-            probe_run(context, site, access, inner.advance(base, offset), itemsize, itemsize)
+            index = inner.unravel(loop.counter, view.shape)
+            address = inner.advance(base, inner.linear_index(index, view.strides))
+            spot = spots.at(inner, origin, address, index)
+            probe_run(context, site, access, spot.address, itemsize, itemsize)
         inner.finish()
-    context.call(inner, [buffer.address, count])
+    context.call(inner, [buffer.address, count, *leaves])
 
 
 def probe_whole(context: "Context", ref: "RefValue", access: Access, operation: str) -> None:

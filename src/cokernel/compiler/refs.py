@@ -194,6 +194,11 @@ class IndexArrays:
     extents: tuple[Index, ...]
     # An index with this value selects nothing (DMAs only).
     ignored: int | None = None
+    # Whether what is picked may lie in the padding of tiles; if so, which dimension of the Ref each
+    # array walks along, and how far apart the elements lie there.
+    hangs: bool = False
+    axes: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
 
 
 @record(frozen=True)
@@ -240,12 +245,21 @@ class View:
     pieces: Pieces | None = None
     # See `padding.py`: up to where each dimension may be indexed, if not up to its extent, and what
     # of the view is in the padding.
-    room: tuple[int, ...] | None = None
+    room: tuple[Index, ...] | None = None
     overhang: Overhang | None = None
     # Known where `room` or `overhang` is.
     origin: Origin | None = None
     # Where the Ref begins; None if that is not known.
     start: ir.Value | None = None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether something of the view may lie in the padding of tiles."""
+        return self.overhang is not None or (self.indices is not None and self.indices.hangs)
+
+    def limit(self, dimension: int) -> Index:
+        """Where a dimension ends for an index."""
+        return self.extents[dimension] if self.room is None else self.room[dimension]
 
     def reach(self) -> tuple[tuple[Index, ...], tuple[int, ...]]:
         """The extents and strides of what lies in the Ref."""

@@ -22,6 +22,7 @@ from cokernel.compiler.dtypes import i64
 from cokernel.compiler.function import ElementBuilder, Index
 from cokernel.compiler.probes import Access, probe
 from cokernel.compiler.refs import IndexArrays, View
+from cokernel.compiler.spots import Spots, offset_of
 from cokernel.compiler.values import Expression, Packed, Value
 
 # An offset is checked before it goes into the table, so that no later check can refuse it.
@@ -44,8 +45,7 @@ def scattered(context: Context, view: View, operation: str) -> View:
         return view
     indices = view.indices
     if indices is None:
-        shape = view.shape
-        return _with_offsets(view, _strided_offsets(shape, view.strides))
+        return _with_offsets(view, _strided_offsets(context, view), hangs=view.hangs)
     if not all(isinstance(extent, int) for extent in (*indices.shape, *view.extents)):
         raise NotImplementedError(
             f"{context.describe()}: a part of {view.ref.name!r} whose size is known only at run "
@@ -59,6 +59,8 @@ def scattered(context: Context, view: View, operation: str) -> View:
         check_array(context, view, dimension, array, extent, indices.ignored, operation)
     arrays = [in_memory(context, array) for array in arrays]
     end = indices.position + len(indices.shape)
+    spots = Spots(context, view) if view.hangs else None
+    starts = [] if spots is None else spots.operands
 
     def emit(
         builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
@@ -67,42 +69,60 @@ def scattered(context: Context, view: View, operation: str) -> View:
         rest = [*index[: indices.position], *index[end:]]
         offset = function.linear_index(rest, view.strides)
         ignored: ir.Value | None = None
-        for array, stride in zip(operands, indices.strides, strict=True):
+        picked: list[Index] = []
+        for array, stride in zip(operands[len(starts) :], indices.strides, strict=True):
             place = broadcast_index(index[indices.position : end], array.shape)
             position = widen_index(function, array.element(builder, place), array.dtype)
+            picked.append(position)
             offset = function.add(offset, function.multiply(position, stride))
             if indices.ignored is not None:
                 skipped = function.builder.icmp_signed(
                     "==", position, ir.Constant(i64, indices.ignored)
                 )
                 ignored = skipped if ignored is None else function.builder.or_(ignored, skipped)
+        if spots is not None:
+            spot = spots.at(function, operands[: len(starts)], None, rest, picked)
+            offset = offset_of(function, spot, offset)
         if ignored is None:
             return function.index(offset)
         return function.builder.select(ignored, ir.Constant(i64, NOWHERE), function.index(offset))
 
-    offsets = Expression(view.shape, OFFSET, tuple(arrays), emit)
-    return _with_offsets(view, context.settle(offsets), indices.ignored is not None)
+    offsets = Expression(view.shape, OFFSET, (*starts, *arrays), emit)
+    has_ignored = indices.ignored is not None
+    return _with_offsets(view, context.settle(offsets), has_ignored, view.hangs)
 
 
-def _strided_offsets(shape: Sequence[int], strides: Sequence[int]) -> Value:
+def _strided_offsets(context: Context, view: View) -> Value:
+    spots = Spots(context, view) if view.hangs else None
+    strides = view.strides
+
     def emit(
         builder: ElementBuilder, index: Sequence[Index], operands: tuple[Value, ...]
     ) -> ir.Value:
-        return builder.function.index(builder.function.linear_index(index, strides))
+        offset = builder.function.index(builder.function.linear_index(index, strides))
+        if spots is None:
+            return offset
+        spot = spots.at(builder.function, operands, None, index)
+        return offset_of(builder.function, spot, offset)
 
-    return Expression(tuple(shape), OFFSET, (), emit, is_cheap=True)
+    starts = () if spots is None else tuple(spots.operands)
+    return Expression(view.shape, OFFSET, starts, emit, is_cheap=True)
 
 
-def _with_offsets(view: View, offsets: Value, has_ignored: bool = False) -> View:
+def _with_offsets(
+    view: View, offsets: Value, has_ignored: bool = False, hangs: bool = False
+) -> View:
     ignored = NOWHERE if has_ignored else None
-    indices = IndexArrays(0, offsets.shape, (offsets,), (1,), (0,), (ANY_OFFSET,), ignored)
-    return dataclasses.replace(view, extents=(), strides=(), indices=indices)
+    indices = IndexArrays(0, offsets.shape, (offsets,), (1,), (0,), (ANY_OFFSET,), ignored, hangs)
+    view = dataclasses.replace(view, extents=(), strides=(), indices=indices)
+    return dataclasses.replace(view, room=None, overhang=None, origin=None)
 
 
-def _offsets(view: View) -> tuple[Value, bool]:
+def _offsets(view: View) -> tuple[Value, bool, bool]:
+    """The table of a view, and whether something in it is ignored, or lies in the padding."""
     assert view.indices is not None
     [offsets] = view.indices.arrays
-    return offsets, view.indices.ignored is not None
+    return offsets, view.indices.ignored is not None, view.indices.hangs
 
 
 def in_memory(context: Context, value: Value) -> Value:
@@ -113,16 +133,16 @@ def in_memory(context: Context, value: Value) -> Value:
 def reshaped(context: Context, view: View, shape: Sequence[int], operation: str) -> View:
     """The view under another shape."""
     whole = scattered(context, view, operation)
-    offsets, has_ignored = _offsets(whole)
-    return _with_offsets(whole, views.reshape(context, offsets, shape), has_ignored)
+    offsets, *marks = _offsets(whole)
+    return _with_offsets(whole, views.reshape(context, offsets, shape), *marks)
 
 
 def transposed(context: Context, view: View, permutation: Sequence[int], operation: str) -> View:
     """The view with its dimensions in another order."""
     whole = scattered(context, view, operation)
-    offsets, has_ignored = _offsets(whole)
+    offsets, *marks = _offsets(whole)
     turned = views.take_view(context, offsets, views.transposed(offsets.shape, permutation))
-    return _with_offsets(whole, turned, has_ignored)
+    return _with_offsets(whole, turned, *marks)
 
 
 def split_elements(
@@ -130,9 +150,10 @@ def split_elements(
 ) -> View:
     """The view with each element split into narrower ones, lowest first, along a dimension."""
     whole = scattered(context, view, operation)
-    offsets, has_ignored = _offsets(whole)
+    offsets, *marks = _offsets(whole)
     itemsize = np.dtype(dtype).itemsize
     parts = np.dtype(view.dtype).itemsize // itemsize
+    has_ignored, hangs = marks
     if has_ignored:
         raise NotImplementedError(
             f"{context.describe()}: bitcast of rows of {view.ref.name!r} that an index may ignore"
@@ -148,10 +169,16 @@ def split_elements(
         part = function.remainder(source[dimension], parts)
         source[dimension] = function.divide(source[dimension], parts)
         start = operands[0].element(builder, source)
-        return function.index(function.add(start, function.multiply(part, itemsize)))
+        place = function.index(function.add(start, function.multiply(part, itemsize)))
+        if not hangs:
+            return place
+        # The parts of what lies in the padding lie there as one element.
+        is_in_padding = function.builder.icmp_signed("<", start, ir.Constant(i64, 0))
+        return function.builder.select(is_in_padding, start, place)
 
     offsets = Expression(tuple(shape), OFFSET, (in_memory(context, offsets),), emit)
-    return dataclasses.replace(_with_offsets(whole, offsets), dtype=np.dtype(dtype))
+    part = _with_offsets(whole, offsets, hangs=hangs)
+    return dataclasses.replace(part, dtype=np.dtype(dtype))
 
 
 def indexed(
@@ -161,7 +188,7 @@ def indexed(
     Index, arrays as Values.
     """
     whole = scattered(context, view, operation)
-    offsets, has_ignored = _offsets(whole)
+    offsets, *marks = _offsets(whole)
     first: list[Index] = []
     shape: list[int] = []
     steps: list[tuple[int, int] | None] = []
@@ -192,7 +219,7 @@ def indexed(
     if arrays:
         together = _stand_together(indexer)
         offsets = _picked(context, offsets, arrays, together)
-    return _with_offsets(whole, offsets, has_ignored)
+    return _with_offsets(whole, offsets, *marks)
 
 
 def _stand_together(indexer: Any) -> bool:

@@ -41,13 +41,11 @@ def resolve(
     at: ir.Value | None = None,
     is_dma: bool = False,
     clips: bool = False,
-    hangs: bool = False,
 ) -> View:
     """What `transforms` select of a Ref, with every dynamic index checked. `access` says what the
     rule goes on to do with all of it; checked mode reports that here. `at` is the base address
     of the instance, this core's own if None. With `is_dma` arrays of indices are neither read nor
-    checked here. With `clips` a slice that begins inside and ends outside is cut off. With `hangs`
-    the rule knows of views that reach into the padding of tiles.
+    checked here. With `clips` a slice that begins inside and ends outside is cut off.
     """
     ref, inner = root_of(ref)
     transforms = (*inner, *transforms)
@@ -63,8 +61,8 @@ def resolve(
         view = dataclasses.replace(view, room=room, origin=origin)
     for transform in transforms:
         view = _apply(context, view, transform, operation, is_dma, clips)
-    if view.overhang is not None and not hangs:
-        raise padding.refused(context, view, operation)
+    if view.indices is not None and view.hangs and not is_dma:
+        view = scattered.scattered(context, view, operation)
     probe(context, view, access, operation)
     return view
 
@@ -109,12 +107,6 @@ def _apply(
     context: Context, view: View, transform: Any, operation: str, is_dma: bool, clips: bool
 ) -> View:
     match transform:
-        case _jax.ReshapeTransform() | _jax.BitcastTransform() | _jax.SharedMemRefSliceTransform():
-            if view.overhang is not None:
-                raise padding.refused(context, view, type(transform).__name__)
-            # Only the Ref as it is has tiles that are known.
-            view = dataclasses.replace(view, room=None, origin=None)
-    match transform:
         case _jax.NDIndexer():
             return _index(context, view, transform, operation, is_dma, clips)
         case _jax.TransposeTransform(permutation=permutation):
@@ -157,7 +149,8 @@ def _transpose(context: Context, view: View, permutation: Sequence[int], operati
 
 
 def _reshape(context: Context, view: View, shape: Sequence[int], operation: str) -> View:
-    if view.indices is None and 0 not in shape:
+    view = _without_room(view)
+    if view.indices is None and not view.hangs and 0 not in shape:
         strides = views.reshaped_strides(view.shape, view.strides, shape)
         if strides is not None:
             return dataclasses.replace(view, extents=tuple(shape), strides=strides)
@@ -172,10 +165,16 @@ def _bitcast(context: Context, view: View, dtype: Any, operation: str) -> View:
     old, new = dtypes.bit_width(view.dtype), dtypes.bit_width(dtype)
     if old == new and view.pieces is None:
         return dataclasses.replace(view, dtype=dtype)
+    view = _without_room(view)
     if min(old, new) < 8 or view.pieces is not None:
         raise NotImplementedError(
             f"{context.describe()}: bitcast of {view.ref.name!r} from {view.dtype} to {dtype}"
         )
+    if view.hangs:
+        if new > old:
+            raise padding.refused(context, view, f"{operation} under the wider dtype {dtype}")
+        dimension = max(len(view.shape) - 2, 0)
+        return scattered.split_elements(context, view, dimension, dtype, operation)
     if view.indices is not None and len(view.extents) - view.indices.position < 2:
         if new > old:
             raise NotImplementedError(
@@ -208,6 +207,15 @@ def _bitcast(context: Context, view: View, dtype: Any, operation: str) -> View:
     )
 
 
+def _without_room(view: View) -> View:
+    """The view, into whose padding no index leads from now on: only the Ref as it is has tiles that
+    are known.
+    """
+    if view.hangs or view.room is None:
+        return view
+    return dataclasses.replace(view, room=None, origin=None)
+
+
 def subcores_of_chip() -> int:
     """Among how many subcores the shared memory of a SparseCore is split."""
     return plsc.get_sparse_core_info().num_subcores
@@ -224,6 +232,9 @@ def _subcore_slice(context: Context, view: View) -> View:
             f"{view.ref.name!r}, and this program runs "
             f"on {mesh}"
         )
+    if view.hangs:
+        raise padding.refused(context, view, "the part of a subcore")
+    view = _without_room(view)
     function = context.function
     *_, minor = view.shape
     part = minor // subcores_of_chip()
@@ -258,7 +269,7 @@ def _index(
     for dimension, (index, extent, stride) in enumerate(
         zip(indexer.indices, view.extents, view.strides, strict=True)
     ):
-        limit = cut.limit(dimension)
+        limit = view.limit(dimension)
         if isinstance(index, _jax.Slice):
             start = _as_index(context, index.start)
             size = _as_index(context, index.size)
@@ -277,6 +288,8 @@ def _index(
         if isinstance(index, AnyRef):
             access = Access.NONE if is_dma else Access.READ
             index_view = resolve(context, index, (), "read", access=access)
+            if is_dma and index_view.hangs:
+                raise padding.refused(context, index_view, f"{operation} through the indices")
             index = index_view if is_dma else read(context, index_view)
         elif isinstance(index, Value | int) and not getattr(index, "shape", ()):
             start = _as_index(context, index)
@@ -286,8 +299,9 @@ def _index(
             continue
         arrays.append(index)
         array_strides.append(stride)
-        array_extents.append(extent)
+        array_extents.append(limit)
         array_dimensions.append(dimension)
+        cut.array(dimension)
     address = function.advance(view.address, offset)
     if not arrays:
         return dataclasses.replace(
@@ -299,8 +313,6 @@ def _index(
             overhang=cut.overhang(extents),
             origin=cut.origin,
         )
-    if cut.overhang(extents) is not None:
-        raise padding.refused(context, view, f"{operation} through indices")
     shape = _broadcast_extents(arrays)
     # NumPy's rule, as JAX has it: indices that stand together leave their dimensions in place,
     # others go to the front.
@@ -319,6 +331,7 @@ def _index(
         tuple(array_dimensions),
         tuple(array_extents),
         ignored,
+        *cut.arrays,
     )
     return dataclasses.replace(
         view,
@@ -326,8 +339,9 @@ def _index(
         extents=tuple(extents),
         strides=tuple(strides),
         indices=indices,
-        room=None,
-        origin=None,
+        room=cut.room,
+        overhang=cut.overhang(extents),
+        origin=cut.origin,
     )
 
 
@@ -349,11 +363,8 @@ class _Cut:
         self._room: list[Index] = []
         self._starts = [] if view.origin is None else list(view.origin.starts)
         self._axes: list[int] = []
-
-    def limit(self, dimension: int) -> Index:
-        """Where a dimension ends for an index."""
-        view = self.view
-        return view.extents[dimension] if view.room is None else view.room[dimension]
+        self._picked: list[tuple[int, int]] = []
+        self._is_picked_beyond = False
 
     def _end(self, dimension: int) -> Index:
         """Where it ends in the Ref."""
@@ -364,7 +375,7 @@ class _Cut:
     def slice(self, dimension: int, start: Index, size: Index, step: int) -> None:
         """Notes a slice, which has been checked."""
         self._move(dimension, start, stays=True)
-        end, limit = self._end(dimension), self.limit(dimension)
+        end, limit = self._end(dimension), self.view.limit(dimension)
         is_all = _is_same(size, self.view.extents[dimension])
         is_whole = isinstance(start, int) and start == 0 and step == 1 and is_all
         self._room.append(limit if is_whole else size)
@@ -376,10 +387,24 @@ class _Cut:
     def position(self, dimension: int, start: Index) -> None:
         """Notes an index that is no slice, and has been checked."""
         self._move(dimension, start, stays=False)
-        end, limit = self._end(dimension), self.limit(dimension)
+        end, limit = self._end(dimension), self.view.limit(dimension)
         if not _is_same(end, limit):
             is_inside = padding.is_inside(self.function, start, end)
             self.is_there = self.function.multiply(self.is_there, is_inside)
+
+    def array(self, dimension: int) -> None:
+        """Notes an array of indices, which is checked or will be."""
+        if self.view.origin is None:
+            return
+        self._picked.append((self.view.origin.axes[dimension], padding.step(self.view, dimension)))
+        if not _is_same(self._end(dimension), self.view.limit(dimension)):
+            self._is_picked_beyond = True
+
+    @property
+    def arrays(self) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:
+        """What IndexArrays tell of the padding."""
+        axes, steps = (tuple(pair[n] for pair in self._picked) for n in range(2))
+        return self._is_picked_beyond, axes, steps
 
     def _move(self, dimension: int, start: Index, *, stays: bool) -> None:
         origin = self.view.origin
@@ -399,10 +424,9 @@ class _Cut:
         return Origin(tuple(self._starts), tuple(self._axes))
 
     @property
-    def room(self) -> tuple[int, ...] | None:
+    def room(self) -> tuple[Index, ...] | None:
         """Up to where the dimensions that are left may be indexed."""
-        known = tuple(item for item in self._room if isinstance(item, int))
-        return None if self.view.room is None or len(known) < len(self._room) else known
+        return None if self.view.room is None else tuple(self._room)
 
     def overhang(self, extents: Sequence[Index]) -> Overhang | None:
         """What is left in the padding, if anything may be."""

@@ -248,6 +248,7 @@ nb::dict function_addresses() {
   add_function(functions, "cokernel_checked_undefined", cokernel_checked_undefined);
   add_function(functions, "cokernel_checked_forget", cokernel_checked_forget);
   add_function(functions, "cokernel_checked_read_padding", cokernel_checked_read_padding);
+  add_function(functions, "cokernel_checked_pick_padding", cokernel_checked_pick_padding);
   add_function(functions, "cokernel_checked_mark_undefined", cokernel_checked_mark_undefined);
   add_function(functions, "cokernel_checked_report_undefined", cokernel_checked_report_undefined);
   return functions;

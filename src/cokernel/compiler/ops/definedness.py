@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from llvmlite import ir
 
-from cokernel.compiler import claims, dtypes, nests, padding, views
-from cokernel.compiler.access import in_memory, picked_address
+from cokernel.compiler import claims, dtypes, nests, padding, spots, views
+from cokernel.compiler.access import in_memory, picked_spot
 from cokernel.compiler.context import Context
 from cokernel.compiler.definedness import mark_undefined_p, report_undefined_p, undefined_p
 from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
@@ -23,6 +23,7 @@ from cokernel.compiler.ops.registry import added_rule
 from cokernel.compiler.pieces import piece
 from cokernel.compiler.probes import Access, Answer, access_site, merged, table
 from cokernel.compiler.refs import View
+from cokernel.compiler.spots import Spot, Spots
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Buffer, Packed, Scalar, Value, is_small, make_packed, pack
 
@@ -32,12 +33,21 @@ _BOOL = np.dtype(np.bool_)
 AT_ONCE = -1
 # The number of what a copy reads from the padding of tiles.
 FROM_PADDING = -2
+# What probes call the reads of some primitives.
+OPERATIONS = {
+    "get": "read",
+    "swap": "write",
+    "masked_load": "load",
+    "masked_swap": "store",
+    "load": "load_expanded",
+    "gather": "load_gather",
+}
 # A report looks for its read among so many; where more could be meant it tells the last one.
 MOST_READS = 64
 
 
 def _view(context: Context, ref: Any, transforms: Sequence[Any], operation: str) -> View:
-    return resolve(context, ref, transforms, operation, access=Access.NONE, hangs=True)
+    return resolve(context, ref, transforms, operation, access=Access.NONE)
 
 
 @added_rule(undefined_p)
@@ -51,13 +61,13 @@ def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
             return _mask_after_read(context, answer, shape, eqn.params["read"])
         ref, transforms = selection
         view = _view(context, ref, transforms, operation)
-        return _settled(context, _mask_of_view(context, view, shape, eqn.params["read"]))
+        return _settled(context, _mask_of_view(context, view, shape, operation, eqn.params["read"]))
     target = nests.dense_buffer(context, shape, _BOOL)
     nests.fill_zero(context, target.address, target.size)
 
-    def ask(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
+    def ask(spot: Spot, view: View, inside: Buffer, index: Sequence[Index]) -> None:
         function = context.function
-        found = _ask_one(function, address, itemsize, eqn.params["read"])
+        found = _ask_spot(context, view, spot, operation, eqn.params["read"])
         place = inside.element_address(function, list(index))
         function.builder.store(function.builder.trunc(found, i8), place, align=1)
 
@@ -73,11 +83,12 @@ def _mark_undefined(context: Context, eqn: Any, *operands: Any) -> None:
         ref, transforms = selection
         return _mark_view(context, _view(context, ref, transforms, operation), mask, reads)
 
-    def mark(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
+    def mark(spot: Spot, view: View, inside: Buffer, index: Sequence[Index]) -> None:
         function = context.function
         is_bad = inside.element(ElementBuilder(function), list(index))
+        # Of the padding the runtime notes nothing.
         with function.builder.if_then(is_bad, likely=False):
-            mark_one(function, address, itemsize, reads)
+            mark_one(function, spot.address, dtypes.itemsize(view.dtype), reads)
 
     held = context.materialise(mask)
     return _for_selected(context, eqn.params["form"], selection, operation, [held], mark)
@@ -110,7 +121,9 @@ def require_defined(context: Context, view: View, operation: str, use: int) -> N
         return
     function, builder = context.function, context.builder
     if view.indices is not None or view.pieces is not None:
-        found: ir.Value = _any(context, _mask_of_view(context, view, view.shape, AT_ONCE))
+        found: ir.Value = _any(
+            context, _mask_of_view(context, view, view.shape, operation, AT_ONCE)
+        )
     else:
         answer = _ask_view(context, view, ir.Constant(pointer, None), AT_ONCE)
         found = builder.icmp_signed("!=", answer, ir.Constant(i32, 0))
@@ -194,22 +207,24 @@ def _any(context: Context, mask: Value) -> ir.Value:
 # Whole views.
 
 
-def _mask_of_view(context: Context, view: View, shape: Sequence[int], read: int) -> Buffer:
+def _mask_of_view(
+    context: Context, view: View, shape: Sequence[int], operation: str, read: int
+) -> Buffer:
     """The mask of all that a view shows, in memory."""
     target = nests.dense_buffer(context, shape, _BOOL)
     if target.size == 0:
         return target
     if view.overhang is not None:
-        _fill_mask_of_overhang(context, view, target, read)
+        _fill_mask_of_overhang(context, view, target, operation, read)
         return target
     if view.pieces is not None or view.indices is not None:
         nests.fill_zero(context, target.address, target.size)
 
-        def ask(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
+        def ask(spot: Spot, view: View, inside: Buffer, index: Sequence[Index]) -> None:
             function = context.function
             place = inside.element_address(function, list(index))
             builder = function.builder
-            found = builder.trunc(_ask_one(function, address, itemsize, read), i8)
+            found = builder.trunc(_ask_spot(context, view, spot, operation, read), i8)
             # An element in pieces is undefined if one of them is.
             before = builder.load(place, typ=i8, align=1)
             builder.store(builder.or_(before, found), place, align=1)
@@ -219,7 +234,9 @@ def _mask_of_view(context: Context, view: View, shape: Sequence[int], read: int)
     return _fill_mask(context, view, target, read)
 
 
-def _fill_mask_of_overhang(context: Context, view: View, target: Buffer, read: int) -> None:
+def _fill_mask_of_overhang(
+    context: Context, view: View, target: Buffer, operation: str, read: int
+) -> None:
     """The mask of a view that may reach into the padding, which is never defined."""
     padding.fill(context, target, 1)
 
@@ -230,7 +247,7 @@ def _fill_mask_of_overhang(context: Context, view: View, target: Buffer, read: i
         place = held[0].element_address(function, index)
         function.builder.store(function.builder.trunc(found, i8), place, align=1)
 
-    padding.tell_if_read(context, view, access_site(context, view, "read"), read)
+    padding.tell_if_read(context, view, _read_site(context, view, operation), read)
     padding.for_each_inside(context, "undefined_inside", view, [target], ask)
 
 
@@ -254,7 +271,7 @@ def _mask_after_read(context: Context, answer: Answer, shape: Sequence[int], rea
     there is one.
     """
     if answer.view.overhang is not None:
-        return _settled(context, _mask_of_view(context, answer.view, shape, read))
+        return _settled(context, _mask_of_view(context, answer.view, shape, "get", read))
     builder = context.builder
     target = nests.dense_buffer(context, shape, _BOOL)
     is_bad = builder.icmp_signed("!=", answer.register, ir.Constant(i32, 0))
@@ -347,11 +364,11 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) 
     if view.pieces is not None or view.indices is not None:
         held = context.materialise(mask)
 
-        def mark(address: ir.Value, itemsize: int, inside: Buffer, index: Sequence[Index]) -> None:
+        def mark(spot: Spot, view: View, inside: Buffer, index: Sequence[Index]) -> None:
             function = context.function
             is_bad = inside.element(ElementBuilder(function), list(index))
             with function.builder.if_then(is_bad, likely=False):
-                mark_one(function, address, itemsize, reads)
+                mark_one(function, spot.address, dtypes.itemsize(view.dtype), reads)
 
         with builder.if_then(_any(context, held), likely=False):
             _for_each_element(context, view, held, mark)
@@ -392,8 +409,23 @@ def _mark_block(
     )
 
 
-# Single elements: (address, bytes of the element, mask, index into the mask).
-Step = Callable[[ir.Value, int, Buffer, Sequence[Index]], None]
+# Single elements: (where one is, the view, mask, index into the mask).
+Step = Callable[[Spot, View, Buffer, Sequence[Index]], None]
+
+
+def _read_site(context: Context, view: View, operation: str) -> ir.Constant:
+    """The site of a read by a primitive: that which its probe has."""
+    return access_site(context, view, OPERATIONS.get(operation, operation))
+
+
+def _ask_spot(context: Context, view: View, spot: Spot, operation: str, read: int) -> ir.Value:
+    """Whether the element at a spot is undefined; in the padding all are."""
+    function = context.function
+    found = _ask_one(function, spot.address, dtypes.itemsize(view.dtype), read)
+    if spot.number is None:
+        return found
+    site = _read_site(context, view, operation)
+    return function.builder.or_(found, spots.tell_if_read(context, view, spot, site, read))
 
 
 def _ask_one(function: FunctionBuilder, address: ir.Value, itemsize: int, read: int) -> ir.Value:
@@ -450,26 +482,31 @@ def _for_each_element(
         return
     indices = view.indices
     arrays = [] if indices is None else [in_memory(context, array) for array in indices.arrays]
-    itemsize = dtypes.itemsize(view.dtype)
+    places = Spots(context, view) if indices is None else None
+    starts = [] if places is None else places.operands
 
     def build(inside: list[Any]) -> Sequence[ir.Value]:
         base, held, *rest = inside
+        origin, rest = rest[: len(starts)], rest[len(starts) :]
         picks, chosen = rest[: len(arrays)], rest[len(arrays) :]
         function = context.function
         with function.nest(view.shape) as index, contextlib.ExitStack() as stack:
             if chosen:
                 is_taken = chosen[0].element(ElementBuilder(function), index)
                 stack.enter_context(function.builder.if_then(is_taken))
-            if indices is None:
+            if places is not None:
                 address = base.element_address(function, index)
+                spot = places.at(function, origin, address, index)
             else:
                 builder = ElementBuilder(function)
-                address = picked_address(builder, indices, base, picks, index)
-            step(address, itemsize, held, index)
+                assert indices is not None
+                spot = picked_spot(context, builder, indices, base, picks, index)
+            step(spot, view, held, index)
         return []
 
     chosen = [] if taken is None else [context.materialise(taken)]
-    outlined(context, "undefined", [view.strided_part(), mask, *arrays, *chosen], [], build)
+    fixed = [view.strided_part(), mask, *starts]
+    outlined(context, "undefined", [*fixed, *arrays, *chosen], [], build)
 
 
 def _for_selected(
@@ -489,35 +526,32 @@ def _for_selected(
         mask = masked.broadcast(context, mask, place.shape)
         if place.is_checked:
             return _for_each_element(context, place.view, held[0], step, mask)
-        itemsize = dtypes.itemsize(place.view.dtype)
         masked.walk(
             context,
             place,
             mask,
             held,
-            lambda function, index, address, inside: step(address, itemsize, inside[0], index),
+            lambda function, index, spot, inside: step(spot, place.view, inside[0], index),
             Access.NONE,
         )
     elif form == "front":
         ref, transforms, mask = selection
         view = sparsecore_memory.front(context, ref, transforms, mask, operation)
-        itemsize = dtypes.itemsize(view.dtype)
 
         def visit(
             function: FunctionBuilder,
             index: list[Index],
             taken: ir.Value,
-            place: list[Index],
+            spot: Spot,
             inside: list[Any],
         ) -> None:
             with function.builder.if_then(taken):
-                step(inside[0].element_address(function, place), itemsize, inside[1], index)
+                step(spot, view, inside[0], index)
 
-        sparsecore_memory.walk(context, operation, mask, [view.buffer(), *held], visit)
+        sparsecore_memory.walk(context, operation, mask, view, held, visit)
     else:
         ref, transforms, indices, mask = selection
         view = _view(context, ref, transforms, operation)
-        itemsize = dtypes.itemsize(view.dtype)
         sparsecore_memory.each_lane(
             context,
             view,
@@ -525,6 +559,6 @@ def _for_selected(
             mask,
             operation,
             held,
-            lambda position, address, inside: step(address, itemsize, inside[0], [position]),
+            lambda position, spot, inside: step(spot, view, inside[0], [position]),
             Access.NONE,
         )

@@ -259,7 +259,6 @@ def _block(
         at=source_target.address(context),
         is_dma=True,
         clips=clips,
-        hangs=True,
     )
     target_view = resolve(
         context,
@@ -270,7 +269,6 @@ def _block(
         at=target.address(context),
         is_dma=True,
         clips=clips,
-        hangs=True,
     )
     if source_view.dtype != target_view.dtype or dtypes.is_semaphore(source_view.dtype):
         raise ValueError(
@@ -289,7 +287,7 @@ def _block(
         target_side = dataclasses.replace(target_side, extents=common)
     else:
         target_side = _same_extents(context, source_side, target_side, operation, origin, to)
-    if source_view.overhang is not None or target_view.overhang is not None:
+    if source_view.hangs or target_view.hangs:
         views = source_view, target_view
         if any(view.indices is not None or view.pieces is not None for view in views):
             raise padding.refused(context, source_view, f"{operation} through indices or a bitcast")

@@ -95,7 +95,7 @@ def store_product(
     if other is not None and (other.shape, other.dtype) != ((m, n), result.dtype):
         return False
     transforms = jax.tree.unflatten(store.params["tree"], indices)
-    view = resolve(context, ref, transforms, "write", access=Access.NONE, hangs=True)
+    view = resolve(context, ref, transforms, "write", access=Access.NONE)
     if (
         view.overhang is not None
         or view.indices is not None

@@ -10,8 +10,8 @@ from jax import lax
 from llvmlite import ir
 
 from cokernel import _jax
-from cokernel.compiler import nests, padding, views
-from cokernel.compiler.access import picked_address, read, write
+from cokernel.compiler import nests, views
+from cokernel.compiler.access import picked_spot, read, write
 from cokernel.compiler.context import Context
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops.apply import apply
@@ -27,6 +27,7 @@ from cokernel.compiler.probes import (
     telling,
 )
 from cokernel.compiler.refs import View
+from cokernel.compiler.spots import Spot, Spots
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
     Scalar,
@@ -61,8 +62,6 @@ class Place:
             self.shape = tuple(self.view.shape)
             return
         self.view = resolve(context, ref, transforms[:-1], operation, access=Access.NONE)
-        if self.view.room not in (None, self.view.extents):
-            raise padding.refused(context, self.view, f"masked {operation}")
         self.shape = tuple(index.size for index in last.indices if isinstance(index, _jax.Slice))
 
     @property
@@ -100,8 +99,8 @@ def walk(
     step: Any,
     access: Access,
 ) -> None:
-    """Runs `step(function, index, address, operands)` for each element that the mask selects.
-    `access` is what that does to places that are checked only here.
+    """Runs `step(function, index, spot, operands)` for each element that the mask selects. `access`
+    is what that does to places that are checked only here.
     """
     if 0 in place.shape:
         return
@@ -114,23 +113,27 @@ def walk(
                 number if isinstance(number, ir.Value) else int(number)
             )
             positions.append(Scalar((), np.dtype(np.int64), register))
-    fixed = [place.view.buffer(), context.materialise(mask), *positions]
+    spots = Spots(context, place.view)
+    fixed = [place.view.buffer(), context.materialise(mask), *positions, *spots.operands]
 
     def build(inside: list[Any]) -> Sequence[ir.Value]:
         function = context.function
         base, mask_in, *rest = inside
         starts = [start.register for start in rest[: len(positions)]]
+        rest = rest[len(positions) :]
+        origin, rest = rest[: len(spots.operands)], rest[len(spots.operands) :]
         with function.nest(place.shape) as index:
             taken = mask_in.element(ElementBuilder(function), index)
             with function.builder.if_then(taken):
                 where = _where(context, function, place, starts, index)
                 address = base.element_address(function, where)
+                spot = spots.at(function, origin, address, where)
                 if not place.is_checked and access is not Access.NONE and is_probed(context):
                     site = access_site(context, place.view, place.operation)
                     itemsize = base.dtype.itemsize
                     with telling(context, place.view, access):
-                        probe_run(context, site, access, address, itemsize, itemsize)
-                step(function, index, address, rest[len(positions) :])
+                        probe_run(context, site, access, spot.address, itemsize, itemsize)
+                step(function, index, spot, rest)
         return []
 
     outlined(context, place.operation, [*fixed, *operands], [], build)
@@ -159,7 +162,7 @@ def _where(
 
 
 def _check(context: Context, place: Place, dimension: int, position: ir.Value) -> None:
-    extent = place.view.extents[dimension]
+    extent = place.view.limit(dimension)
     good = context.builder.icmp_unsigned("<", position, context.function.index(extent))
 
     def record() -> None:
@@ -172,7 +175,7 @@ def _check(context: Context, place: Place, dimension: int, position: ir.Value) -
 def _masked_load(context: Context, eqn: Any, *operands: Any) -> Value:
     ref, transforms, mask, other = eqn.params["args_tree"].unflatten(operands)
     if mask is None:
-        view = resolve(context, ref, transforms, "load", access=Access.READ, hangs=True)
+        view = resolve(context, ref, transforms, "load", access=Access.READ)
         return read(context, view)
     return _load(context, Place(context, ref, transforms, "load"), mask, other)
 
@@ -192,10 +195,8 @@ def _load(context: Context, place: Place, mask: Value, other: Value | None) -> V
     else:
         context.store(target, other, is_fresh=True)
 
-    def step(
-        function: FunctionBuilder, index: list[Index], address: ir.Value, inside: list[Any]
-    ) -> None:
-        register = load_element(function, address, dtype)
+    def step(function: FunctionBuilder, index: list[Index], spot: Spot, inside: list[Any]) -> None:
+        register = load_element(function, spot.address, dtype)
         store_element(function, register, inside[0].element_address(function, index), dtype)
 
     walk(context, place, mask, [target], step, Access.READ)
@@ -215,7 +216,7 @@ def _masked_swap(context: Context, eqn: Any, *operands: Any) -> Value:
     is_used = not isinstance(eqn.outvars[0], _jax.DropVar)
     if mask is None:
         access = Access.UPDATE if is_used else Access.WRITE
-        view = resolve(context, ref, transforms, "store", access=access, hangs=True)
+        view = resolve(context, ref, transforms, "store", access=access)
         old = context.keep(read(context, view)) if is_used else value
         write(context, view, value)
         return old
@@ -234,7 +235,7 @@ def _store(context: Context, place: Place, mask: Value, value: Value) -> None:
         probe_masked(context, place.view, mask, Access.WRITE, place.operation)
     if place.is_checked and place.view.indices is None:
         buffer = place.view.buffer()
-        if fits_a_register(buffer):
+        if fits_a_register(buffer) and not place.view.hangs:
             taken = lanes_of(context, mask)
             masked_store(context, context.pack(value), buffer.address, taken, buffer.dtype)
             return
@@ -243,11 +244,10 @@ def _store(context: Context, place: Place, mask: Value, value: Value) -> None:
         return
     dtype = np.dtype(place.view.dtype)
 
-    def step(
-        function: FunctionBuilder, index: list[Index], address: ir.Value, inside: list[Any]
-    ) -> None:
+    def step(function: FunctionBuilder, index: list[Index], spot: Spot, inside: list[Any]) -> None:
         register = inside[0].element(ElementBuilder(function), index)
-        store_element(function, register, address, dtype)
+        with spot.written(function):
+            store_element(function, register, spot.address, dtype)
 
     walk(context, place, mask, [context.materialise(value)], step, Access.WRITE)
 
@@ -265,8 +265,10 @@ def _store_picked(context: Context, view: View, mask: Value, value: Value) -> No
         with function.nest(view.shape) as index:
             builder = ElementBuilder(function)
             with function.builder.if_then(mask_in.element(builder, index)):
-                address = picked_address(builder, indices, base, arrays, index)
-                store_element(function, value_in.element(builder, index), address, dtype)
+                spot = picked_spot(context, builder, indices, base, arrays, index)
+                register = value_in.element(builder, index)
+                with spot.written(function):
+                    store_element(function, register, spot.address, dtype)
         return []
 
     prepared = [context.materialise(item) if item.shape else item for item in operands]

@@ -48,6 +48,7 @@ from cokernel.compiler.probes import (
     vector_gep,
 )
 from cokernel.compiler.refs import Place, View, root_of
+from cokernel.compiler.spots import Spot, Spots, may_hang
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import (
     Buffer,
@@ -117,14 +118,33 @@ def _load_expanded(context: Context, eqn: Any, ref: Any, *operands: Any) -> Valu
     view = front(context, ref, transforms, mask, "load_expanded")
     _probe_front(context, view, mask, Access.READ, "load_expanded")
     buffer = view.buffer()
-    if fits_a_register(buffer):
+    if fits_a_register(buffer) and not view.hangs:
         taken = lanes_of(context, mask)
         register = masked_load(
             context, "llvm.masked.expandload", buffer.address, taken, buffer.dtype
         )
         return make_packed(buffer.shape, buffer.dtype, register)
     target = nests.dense_buffer(context, buffer.shape, buffer.dtype)
-    walk(context, "load_expanded", mask, [target, buffer], _move_expanded)
+
+    def step(
+        function: FunctionBuilder,
+        index: list[Index],
+        taken: ir.Value,
+        spot: Spot,
+        inside: list[Any],
+    ) -> None:
+        # The spot is never behind the index, so the load is in bounds where its value is not
+        # wanted, too.
+        to = inside[0].element_address(function, index)
+        with function.builder.if_else(taken) as (then, otherwise):
+            with then:
+                register = load_element(function, spot.address, buffer.dtype)
+                store_element(function, register, to, buffer.dtype)
+            with otherwise:
+                zero = ir.Constant(dtypes.register_type(buffer.dtype), None)
+                store_element(function, zero, to, buffer.dtype)
+
+    walk(context, "load_expanded", mask, view, [target], step)
     return _settled(context, target)
 
 
@@ -134,47 +154,34 @@ def _settled(context: Context, buffer: Buffer) -> Value:
     return make_packed(buffer.shape, buffer.dtype, context.pack(buffer))
 
 
-# Emits what happens for one element of a mask: (function, its index, whether it is true, the place
-# of the next element at the compressed side, the operands).
-Step = Callable[[FunctionBuilder, list[Index], ir.Value, list[Index], list[Any]], None]
+# Emits what happens for one element of a mask: (function, its index, whether it is true, the spot
+# of the next element of the view, the operands).
+Step = Callable[[FunctionBuilder, list[Index], ir.Value, Spot, list[Any]], None]
 
 
-def walk(context: Context, name: str, mask: Value, operands: Sequence[Any], step: Step) -> None:
+def walk(
+    context: Context, name: str, mask: Value, view: View, operands: Sequence[Any], step: Step
+) -> None:
     """Runs a step for each element of a mask in order, counting the true ones."""
     if mask.size == 0:
         return
+    spots = Spots(context, view)
+    fixed = [view.buffer(), context.materialise(mask), *spots.operands]
 
     def build(inside: list[Any]) -> Sequence[ir.Value]:
         function = context.function
+        base, mask_in, *rest = inside
+        origin, rest = rest[: len(spots.operands)], rest[len(spots.operands) :]
         with function.loop(0, mask.size, carry=[ir.Constant(i64, 0)]) as loop:
             index = function.unravel(loop.counter, mask.shape)
             place = function.unravel(loop.carry[0], mask.shape)
-            taken = inside[0].element(ElementBuilder(function), index)
-            step(function, index, taken, place, inside[1:])
+            spot = spots.at(function, origin, base.element_address(function, place), place)
+            taken = mask_in.element(ElementBuilder(function), index)
+            step(function, index, taken, spot, rest)
             loop.next = [function.builder.add(loop.carry[0], function.builder.zext(taken, i64))]
         return []
 
-    outlined(context, name, [context.materialise(mask), *operands], [], build)
-
-
-def _move_expanded(
-    function: FunctionBuilder,
-    index: list[Index],
-    taken: ir.Value,
-    place: list[Index],
-    operands: list[Any],
-) -> None:
-    target, source = operands
-    builder = ElementBuilder(function)
-    # The place is never behind the index, so the load is in bounds where its value is not wanted,
-    # too.
-    with function.builder.if_else(taken) as (then, otherwise):
-        with then:
-            register = source.element(builder, place)
-            store_element(function, register, target.element_address(function, index), target.dtype)
-        with otherwise:
-            zero = ir.Constant(dtypes.register_type(target.dtype), None)
-            store_element(function, zero, target.element_address(function, index), target.dtype)
+    outlined(context, name, [*fixed, *operands], [], build)
 
 
 @rule(SC.swap_p)
@@ -192,7 +199,8 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
     is_atomic = add and is_shared(view)
     access = _access_of_sum(is_atomic) if add else Access.WRITE
     _probe_front(context, view, mask, access, operation)
-    if fits_a_register(buffer) and _is_compressible(buffer) and not is_atomic:
+    is_plain = not is_atomic and not view.hangs
+    if fits_a_register(buffer) and _is_compressible(buffer) and is_plain:
         _compress_in_register(context, buffer, value, mask, add)
         return value
 
@@ -200,19 +208,17 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
         function: FunctionBuilder,
         index: list[Index],
         taken: ir.Value,
-        place: list[Index],
+        spot: Spot,
         inside: list[Any],
     ) -> None:
-        target, source = inside
-        with function.builder.if_then(taken):
-            register = source.element(ElementBuilder(function), index)
-            address = target.element_address(function, place)
+        with function.builder.if_then(taken), spot.written(function):
+            register = inside[0].element(ElementBuilder(function), index)
             if add:
-                add_in_place(context, address, register, target.dtype, is_atomic=is_atomic)
+                add_in_place(context, spot.address, register, buffer.dtype, is_atomic=is_atomic)
             else:
-                store_element(function, register, address, target.dtype)
+                store_element(function, register, spot.address, buffer.dtype)
 
-    walk(context, "store_compressed", mask, [buffer, context.materialise(value)], step)
+    walk(context, "store_compressed", mask, view, [context.materialise(value)], step)
     return value
 
 
@@ -271,16 +277,20 @@ def _add_whole(context: Context, view: View, value: Value) -> None:
     if value.size == 0:
         return
 
+    spots = Spots(context, view)
+
     def build(inside: list[Any]) -> Sequence[ir.Value]:
-        target, source = inside
+        target, source, *origin = inside
         function = context.function
         with function.nest(target.shape) as index:
             register = source.element(ElementBuilder(function), index)
-            address = target.element_address(function, index)
-            add_in_place(context, address, register, target.dtype, is_atomic=True)
+            spot = spots.at(function, origin, target.element_address(function, index), index)
+            with spot.written(function):
+                add_in_place(context, spot.address, register, target.dtype, is_atomic=True)
         return []
 
-    outlined(context, "addupdate", [view.buffer(), context.materialise(value)], [], build)
+    operands = [view.buffer(), context.materialise(value), *spots.operands]
+    outlined(context, "addupdate", operands, [], build)
 
 
 # Gathers and scatters: one index array per dimension of the view.
@@ -389,7 +399,7 @@ def _load_gather(context: Context, eqn: Any, *operands: Any) -> Value:
     view = resolve(context, ref, transforms, "load_gather", access=Access.NONE)
     dtype = np.dtype(view.dtype)
     shape = tuple(eqn.outvars[0].aval.shape)
-    if _is_vector(indices, dtype) and shape != (1,):
+    if _is_vector(indices, dtype) and shape != (1,) and not may_hang(view):
         lanes = _pick_lanes(context, view, indices, mask, "load_gather")
         _probe_lanes(context, view, lanes, mask, Access.READ, "load_gather")
         kind = ir.VectorType(dtypes.memory_type(dtype), shape[0])
@@ -403,9 +413,9 @@ def _load_gather(context: Context, eqn: Any, *operands: Any) -> Value:
         return make_packed(shape, dtype, from_memory_type(context, loaded, dtype))
     target = nests.dense_buffer(context, shape, dtype)
 
-    def step(position: Index, address: ir.Value, inside: list[Any]) -> None:
+    def step(position: Index, spot: Spot, inside: list[Any]) -> None:
         function = context.function
-        register = load_element(function, address, dtype)
+        register = load_element(function, spot.address, dtype)
         store_element(function, register, inside[0].element_address(function, [position]), dtype)
 
     each_lane(context, view, indices, mask, "load_gather", [target], step, Access.READ)
@@ -421,7 +431,8 @@ def _store_scatter(context: Context, eqn: Any, *operands: Any) -> None:
     dtype = np.dtype(view.dtype)
     is_atomic = add and is_shared(view)
     access = _access_of_sum(is_atomic) if add else Access.WRITE
-    if _is_vector(indices, dtype) and value.size > 1 and not is_atomic:
+    is_plain = not is_atomic and not may_hang(view)
+    if _is_vector(indices, dtype) and value.size > 1 and is_plain:
         lanes = _pick_lanes(context, view, indices, mask, operation)
         _probe_lanes(context, view, lanes, mask, access, operation)
         if add:
@@ -434,13 +445,14 @@ def _store_scatter(context: Context, eqn: Any, *operands: Any) -> None:
         context.function.intrinsic("llvm.masked.scatter", void, arguments, overloads=overloads)
         return None
 
-    def step(position: Index, address: ir.Value, inside: list[Any]) -> None:
+    def step(position: Index, spot: Spot, inside: list[Any]) -> None:
         function = context.function
         register = inside[0].element(ElementBuilder(function), [position])
-        if add:
-            add_in_place(context, address, register, dtype, is_atomic=is_atomic)
-        else:
-            store_element(function, register, address, dtype)
+        with spot.written(function):
+            if add:
+                add_in_place(context, spot.address, register, dtype, is_atomic=is_atomic)
+            else:
+                store_element(function, register, spot.address, dtype)
 
     values = [context.materialise(value)]
     each_lane(context, view, indices, mask, operation, values, step, access)
@@ -503,14 +515,15 @@ def each_lane(
     mask: Value | None,
     operation: str,
     operands: Sequence[Value],
-    step: Callable[[Index, ir.Value, list[Any]], None],
+    step: Callable[[Index, Spot, list[Any]], None],
     access: Access,
 ) -> None:
     """Runs a step for each selected element of the index arrays, in order, with its position and
-    its address. `access` is what the step does there.
+    its spot. `access` is what the step does there.
     """
     [count] = {array.size for array in indices if array.shape}
     base = view.buffer()
+    spots = Spots(context, view)
     everything = [base, *indices, *([] if mask is None else [mask])]
     passed = [context.materialise(value) if value.shape else value for value in everything]
 
@@ -520,31 +533,40 @@ def each_lane(
         base_in, *rest = inside
         arrays = rest[: len(indices)]
         others = rest[len(everything) - 1 :]
+        origin, others = others[: len(spots.operands)], others[len(spots.operands) :]
         with function.loop(0, count) as loop:
             if mask is None:
-                one(base_in, arrays, loop.counter, others)
+                one(base_in, arrays, loop.counter, origin, others)
             else:
                 taken = rest[len(indices)].element(builder, [loop.counter])
                 with function.builder.if_then(taken):
-                    one(base_in, arrays, loop.counter, others)
+                    one(base_in, arrays, loop.counter, origin, others)
         return []
 
-    def one(base_in: Buffer, arrays: list[Any], position: Index, others: list[Any]) -> None:
+    def one(
+        base_in: Buffer,
+        arrays: list[Any],
+        position: Index,
+        origin: list[Any],
+        others: list[Any],
+    ) -> None:
         function = context.function
         index: list[Index] = []
         for dimension, array in enumerate(arrays):
             register = array.element(ElementBuilder(function), [position] if array.shape else [])
             wide = _widen(context, register, array.dtype, i64)
             always = ir.Constant(i1, 1)
-            extent = view.extents[dimension]
+            extent = view.limit(dimension)
             place = position if array.shape else -1
             _check_lanes(context, view, dimension, wide, extent, always, operation, place)
             index.append(wide)
-        address = base_in.element_address(function, index)
+        spot = spots.at(function, origin, base_in.element_address(function, index), index)
         if access is not Access.NONE and is_probed(context):
             site = access_site(context, view, operation)
             with telling(context, view, access):
-                probe_run(context, site, access, address, base.dtype.itemsize, base.dtype.itemsize)
-        step(position, address, others)
+                probe_run(
+                    context, site, access, spot.address, base.dtype.itemsize, base.dtype.itemsize
+                )
+        step(position, spot, others)
 
-    outlined(context, operation, [*passed, *operands], [], build)
+    outlined(context, operation, [*passed, *spots.operands, *operands], [], build)

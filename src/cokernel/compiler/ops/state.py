@@ -22,7 +22,7 @@ from cokernel.compiler.values import Value, array_constant
 @rule(_jax.get_p)
 def _get(context: Context, eqn: Any, ref: RefValue, *indices: Any) -> Value:
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
-    view = resolve(context, ref, transforms, "read", access=Access.NONE, hangs=True)
+    view = resolve(context, ref, transforms, "read", access=Access.NONE)
     answer = probe(context, view, Access.READ, "read")
     context.answer = None if answer is None else Answer(eqn.invars, view, answer)
     return read(context, view)
@@ -33,7 +33,7 @@ def _swap(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
     is_dropped = isinstance(eqn.outvars[0], _jax.DropVar)
     access = Access.WRITE if is_dropped else Access.UPDATE
-    view = resolve(context, ref, transforms, "write", access=access, hangs=True)
+    view = resolve(context, ref, transforms, "write", access=access)
     old = None if is_dropped else context.keep(read(context, view))
     write(context, view, value)
     # A dropped result still takes its place in the list of results.
@@ -43,7 +43,7 @@ def _swap(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any
 @rule(_jax.addupdate_p)
 def _addupdate(context: Context, eqn: Any, ref: RefValue, value: Value, *indices: Any) -> None:
     transforms = jax.tree.unflatten(eqn.params["tree"], indices)
-    view = resolve(context, ref, transforms, "addupdate", access=Access.UPDATE, hangs=True)
+    view = resolve(context, ref, transforms, "addupdate", access=Access.UPDATE)
     accumulate(context, view, value, lambda left, right: add_values(context, left, right))
 
 

@@ -100,7 +100,8 @@ void State::race_in_ended_scope(const AccessRecord& copy, uintptr_t begin, uintp
 
 // Whether the write that it should have waited for comes is only known later.
 void State::add_undefined_read(Finding finding, const Parts<uintptr_t>& parts) {
-  if (options_.stop_at_first || !finding.memory.has_value() || !finding.window.empty()) {
+  if (options_.stop_at_first || !finding.memory.has_value() || !finding.window.empty() ||
+      !finding.padding.elements.empty()) {
     add(std::move(finding));
     return;
   }

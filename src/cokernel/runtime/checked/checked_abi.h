@@ -115,6 +115,9 @@ int32_t cokernel_checked_undefined(cokernel::Core* core, void* address, int64_t 
 // the last ones, then the extents of the Ref.
 void cokernel_checked_read_padding(cokernel::Core* core, int32_t site, int32_t read, int64_t rank,
                                    const int64_t* window);
+// The same of one element, by its row-major number in the Ref's padded shape.
+void cokernel_checked_pick_padding(cokernel::Core* core, int32_t site, int32_t read,
+                                   int64_t element, int64_t rank, const int64_t* shape);
 // Makes the elements undefined whose mask is not zero; the others stay as they are. The values may
 // come from the reads of these numbers.
 void cokernel_checked_mark_undefined(cokernel::Core* core, void* address, int64_t element_bytes,

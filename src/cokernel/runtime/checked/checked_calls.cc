@@ -168,6 +168,11 @@ void cokernel_checked_read_padding(Core* core, int32_t site, int32_t read, int64
   state_of(core).read_padding(core, site, read, rank, window);
 }
 
+void cokernel_checked_pick_padding(Core* core, int32_t site, int32_t read, int64_t element,
+                                   int64_t rank, const int64_t* shape) {
+  state_of(core).pick_padding(core, site, read, element, rank, shape);
+}
+
 void cokernel_checked_mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                                      const int64_t* extents, const int64_t* strides,
                                      const uint8_t* mask, const int32_t* reads,

@@ -118,6 +118,7 @@ void State::set_undefined_read(Finding& finding, const UndefinedRead& read, int3
   finding.first->is_dma = read.is_dma;
   finding.first->dma_site = read.dma_site;
   finding.window = read.window;
+  finding.padding = read.padding;
   finding.meetings = read.meetings;
   if (read.allocated.site >= 0) {
     finding.allocator = party_of_core(read.allocated.core, read.allocated.site, "allocate");

@@ -105,6 +105,7 @@ void Findings::merge(Finding& known, const Finding& finding, bool unite) {
            (is_same_core(first, finding.second) && is_same_core(second, finding.first));
   };
   if (names(known.first, known.second)) {
+    if (unite) known.padding.add(finding.padding);
     if (!unite || !known.memory.has_value() || !finding.memory.has_value()) return;
     MemoryRange& range = *known.memory;
     const MemoryRange& other = *finding.memory;

@@ -92,6 +92,17 @@ struct Span {
   int64_t extent = 0;
 };
 
+// Elements in the padding of a Ref's tiles, by their row-major numbers in the padded shape.
+struct PickedPadding {
+  std::vector<int64_t> shape;
+  Parts<int64_t> elements;
+
+  void add(const PickedPadding& other) {
+    if (shape.empty()) shape = other.shape;
+    if (shape == other.shape) elements.add(other.elements);
+  }
+};
+
 // What a core looks at again and again: memory, or a semaphore.
 struct Polled {
   Party party;
@@ -124,7 +135,9 @@ struct Finding {
   bool is_unwaited = false;
   // UninitialisedRead: of what a write brings that races with the read.
   bool is_too_early = false;
-  std::vector<Span> window;                              // UninitialisedRead of padding.
+  // UninitialisedRead of padding: of a window, and of elements that were picked one by one.
+  std::vector<Span> window;
+  PickedPadding padding;
   std::vector<Polled> polled;                            // Livelock.
   std::vector<std::pair<const char*, int64_t>> numbers;  // What the kind says besides: "value" ...
   const char* use = nullptr;                             // UninitialisedRead.

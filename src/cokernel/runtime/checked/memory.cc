@@ -255,6 +255,7 @@ void State::add_origin(uint32_t probe, const UndefinedRead& read) {
   UndefinedRead& known = entry->second;
   if (is_new || known.core != read.core || known.site != read.site) return;
   known.parts.add(read.parts);
+  known.padding.add(read.padding);
   known.meetings.add(read.meetings);
 }
 
@@ -415,6 +416,27 @@ void State::read_padding(Core* core, int32_t site, int32_t number, int64_t rank,
   CoreInfo& known = info(core);
   read.serial = ++known.last_undefined_read;
   known.undefined_reads[number] = std::move(read);
+}
+
+void State::pick_padding(Core* core, int32_t site, int32_t number, int64_t element, int64_t rank,
+                         const int64_t* shape) {
+  const Agent& agent = agent_of(core);
+  CoreInfo& known = info(core);
+  UndefinedRead& read = known.undefined_reads[number];
+  // The elements of one read come one by one, like those that nobody has written.
+  const bool goes_on = read.core == number_of(core) && read.site == site &&
+                       read.dma_site == agent.dma_site && read.serial == known.last_undefined_read;
+  if (!goes_on) {
+    read = UndefinedRead();
+    read.core = number_of(core);
+    read.site = site;
+    read.is_dma = agent.is_dma;
+    read.dma_site = agent.dma_site;
+  }
+  read.padding.shape.assign(shape, shape + rank);
+  read.padding.elements.add(element, element + 1);
+  read.meetings.add(meeting(read.core, site));
+  read.serial = ++known.last_undefined_read;
 }
 
 bool State::note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write) {

@@ -123,6 +123,18 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
     }
     result["window"] = window;
   }
+  if (!finding.padding.elements.empty()) {
+    nb::dict padding;
+    nb::list shape, runs;
+    for (const int64_t extent : finding.padding.shape) shape.append(extent);
+    for (const auto& [begin, end] : finding.padding.elements.all()) {
+      runs.append(nb::make_tuple(begin, end));
+    }
+    padding["shape"] = shape;
+    padding["runs"] = runs;
+    padding["is_cut_off"] = finding.padding.elements.is_cut_off();
+    result["padding"] = padding;
+  }
   result["memory"] = nb::none();
   int64_t count = 0;
   if (finding.memory.has_value()) {

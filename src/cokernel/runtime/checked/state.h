@@ -108,6 +108,8 @@ class State final : public Conflicts {
   bool undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                  const int64_t* extents, const int64_t* strides, uint8_t* mask, int32_t read);
   void read_padding(Core* core, int32_t site, int32_t number, int64_t rank, const int64_t* window);
+  void pick_padding(Core* core, int32_t site, int32_t number, int64_t element, int64_t rank,
+                    const int64_t* shape);
   void mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                       const int64_t* extents, const int64_t* strides, const uint8_t* mask,
                       const int32_t* reads, int32_t read_count);
@@ -142,8 +144,9 @@ class State final : public Conflicts {
     int64_t element_bytes = 1;
     uint64_t serial = 0;
     std::vector<Span> window;  // Where it reaches into the padding of tiles.
-    Allocation allocated;      // The scope that asked for the memory, if one did.
-    Parts<int64_t> meetings;   // The reads: what `meeting` calls them.
+    PickedPadding padding;
+    Allocation allocated;     // The scope that asked for the memory, if one did.
+    Parts<int64_t> meetings;  // The reads: what `meeting` calls them.
   };
   // What a core that polls has looked at: a semaphore, or memory.
   struct Look {

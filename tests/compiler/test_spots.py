@@ -1,0 +1,516 @@
+"""Elements that index arrays, masks and lanes pick may lie in the padding of tiles, under
+`padded_tiles=True`: what is read there is undefined, and what is written there is lost.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import tpu_sc as plsc
+
+import cokernel
+from cokernel import _jax
+
+PL = _jax.pallas_primitives
+CHIP = "v6e"
+FAILURES = (jax.errors.JaxRuntimeError, ValueError)
+PADDED = cokernel.Checked(padded_tiles=True, fill="nan", chip_limits="off")
+# Only what is read, and not whether it may be.
+UNTRACKED = PADDED.replace(uninitialised=False)
+# A register of the chip's vector subcores, and what so many wider ones hold.
+LANES, MANY = 8, 96
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Something that is done to a Ref, and what numpy makes of it.
+
+    Attributes:
+      shape: of the Ref.
+      access: does it, to (the Ref, two numbers, indices, a mask, values), and returns what it read.
+      model: the same of an array that has the padding, in which it also writes.
+      indices: how many there are, and as many elements are in the mask and the values.
+      room: what the indices, and each of the two numbers, stay below.
+      is_vector: whether it is for a vector subcore.
+    """
+
+    shape: tuple[int, ...]
+    access: Callable
+    model: Callable
+    indices: tuple[int, ...] = (LANES,)
+    room: tuple[int, int, int] = (128, 1, 1)
+    is_vector: bool = False
+
+
+def padded(shape):
+    """A shape of float32 rounded up to whole tiles of eight rows and 128 columns."""
+    tiles = (128,) if len(shape) == 1 else (*[1] * (len(shape) - 2), 8, 128)
+    return tuple(-(-extent // tile) * tile for extent, tile in zip(shape, tiles, strict=True))
+
+
+def in_lanes(**options):
+    return functools.partial(Case, (100,), is_vector=True, **options)
+
+
+def added(whole, indices, keep, values):
+    np.add.at(whole, indices[keep], values[keep])
+
+
+def stored(whole, indices, keep, values):
+    # Of equal indices the last one counts.
+    for index, value in zip(indices[keep], values[keep], strict=True):
+        whole[index] = value
+
+
+def front(whole, start, keep):
+    return whole[start : start + keep.sum()]
+
+
+def expanded(whole, start, keep):
+    result = np.zeros(keep.shape, np.float32)
+    result[keep] = front(whole, start, keep)
+    return result
+
+
+def compressed(whole, start, keep, values, add):
+    target = front(whole, start, keep)
+    target[...] = target + values[keep] if add else values[keep]
+
+
+def swapped(whole, window, keep, values):
+    old = np.where(keep, whole[window], values)
+    whole[window] = np.where(keep, values, whole[window])
+    return old
+
+
+def gathered(block, i, j, at, keep, values):
+    return jnp.where(keep, plsc.load_gather(block, [at], mask=keep), 0)
+
+
+LANE_CASES = {
+    f"{name}{' of many' * (count > LANES)}": in_lanes(indices=(count,))(access, model)
+    for count in (LANES, MANY)
+    for name, access, model in (
+        (
+            "scatter",
+            lambda block, i, j, at, keep, values: plsc.store_scatter(
+                block, [at], values, mask=keep
+            ),
+            lambda whole, i, j, at, keep, values: stored(whole, at, keep, values),
+        ),
+        (
+            "sum by a scatter",
+            lambda block, i, j, at, keep, values: plsc.addupdate_scatter(
+                block, [at], values, mask=keep
+            ),
+            lambda whole, i, j, at, keep, values: added(whole, at, keep, values),
+        ),
+    )
+}
+CASES = {
+    **LANE_CASES,
+    "gather": in_lanes()(
+        gathered, lambda whole, i, j, at, keep, values: np.where(keep, whole[at], 0)
+    ),
+    "gather from a window": in_lanes(room=(28, 101, 1))(
+        lambda block, i, j, at, keep, values: gathered(
+            block.at[pl.ds(i, 28)], i, j, at, keep, values
+        ),
+        lambda whole, i, j, at, keep, values: np.where(keep, whole[i:][at], 0),
+    ),
+    "gather without a mask": in_lanes()(
+        lambda block, i, j, at, keep, values: plsc.load_gather(block, [at]),
+        lambda whole, i, j, at, keep, values: whole[at],
+    ),
+    "gather of rows and columns": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: plsc.load_gather(block, [at % 16, at]),
+        lambda whole, i, j, at, keep, values: whole[at % 16, at],
+        is_vector=True,
+    ),
+    "expanded load": in_lanes(room=(1, 121, 1))(
+        lambda block, i, j, at, keep, values: jnp.where(
+            keep, plsc.load_expanded(block.at[pl.ds(i, LANES)], mask=keep), 0
+        ),
+        lambda whole, i, j, at, keep, values: expanded(whole, i, keep),
+    ),
+    "compressed store": in_lanes(room=(1, 121, 1))(
+        lambda block, i, j, at, keep, values: plsc.store_compressed(
+            block.at[pl.ds(i, LANES)], values, mask=keep
+        ),
+        lambda whole, i, j, at, keep, values: compressed(whole, i, keep, values, False),
+    ),
+    "compressed sum": in_lanes(room=(1, 121, 1))(
+        lambda block, i, j, at, keep, values: plsc.addupdate_compressed(
+            block.at[pl.ds(i, LANES)], values, mask=keep
+        ),
+        lambda whole, i, j, at, keep, values: compressed(whole, i, keep, values, True),
+    ),
+    "sum into a window": in_lanes(room=(1, 121, 1))(
+        lambda block, i, j, at, keep, values: plsc.addupdate(block.at[pl.ds(i, LANES)], values),
+        lambda whole, i, j, at, keep, values: added(
+            whole, np.arange(i, i + LANES), np.ones(LANES, bool), values
+        ),
+    ),
+    "masked load": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: PL.load(
+            block, (pl.ds(i, 4), pl.ds(j, 8)), mask=keep, other=values
+        ),
+        lambda whole, i, j, at, keep, values: np.where(keep, whole[i : i + 4, j : j + 8], values),
+        indices=(4, 8),
+        room=(1, 13, 121),
+    ),
+    "masked store": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: PL.store(
+            block, (pl.ds(i, 4), pl.ds(j, 8)), values, mask=keep
+        ),
+        lambda whole, i, j, at, keep, values: [
+            swapped(whole, np.s_[i : i + 4, j : j + 8], keep, values)
+        ][:0],
+        indices=(4, 8),
+        room=(1, 13, 121),
+    ),
+    "masked swap": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: PL.swap(
+            block, (pl.ds(i, 4), pl.ds(j, 8)), values, mask=keep
+        ),
+        lambda whole, i, j, at, keep, values: swapped(
+            whole, np.s_[i : i + 4, j : j + 8], keep, values
+        ),
+        indices=(4, 8),
+        room=(1, 13, 121),
+    ),
+    "masked swap of all of a window": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: PL.swap(
+            block.at[pl.ds(i, 4), pl.ds(j, 8)], (pl.ds(0, 4), pl.ds(0, 8)), values, mask=keep
+        ),
+        lambda whole, i, j, at, keep, values: swapped(
+            whole, np.s_[i : i + 4, j : j + 8], keep, values
+        ),
+        indices=(4, 8),
+        room=(1, 13, 121),
+    ),
+    "masked swap of a window of a window": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: PL.swap(
+            block.at[i + 2, pl.ds(j, 16)], (pl.ds(i // 2, 8),), values, mask=keep
+        ),
+        lambda whole, i, j, at, keep, values: swapped(
+            whole, np.s_[i + 2, j + i // 2 : j + i // 2 + 8], keep, values
+        ),
+        room=(1, 13, 113),
+    ),
+    "rows by an array": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: block[at],
+        lambda whole, i, j, at, keep, values: whole[at, :100],
+        room=(16, 1, 1),
+    ),
+    "rows by an array, of some columns": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: block[at, pl.ds(j, 16)],
+        lambda whole, i, j, at, keep, values: whole[at, j : j + 16],
+        room=(16, 1, 113),
+    ),
+    "columns by an array, then some rows": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: block.at[:, at][pl.ds(i, 4)],
+        lambda whole, i, j, at, keep, values: whole[i : i + 4, at],
+        room=(128, 13, 1),
+    ),
+    "elements by two arrays": Case(
+        (3, 10, 100),
+        lambda block, i, j, at, keep, values: block[i, at[:, None] % 16, at],
+        lambda whole, i, j, at, keep, values: whole[i, at[:, None] % 16, at],
+        room=(128, 3, 1),
+    ),
+    "every second row, picked": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: block.at[pl.ds(i, 4, 2)][at],
+        lambda whole, i, j, at, keep, values: whole[i : i + 7 : 2, :100][at],
+        room=(4, 10, 1),
+    ),
+    "store to rows by an array": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: block.__setitem__(
+            at, jnp.broadcast_to(values[:, None], (LANES, 100))
+        ),
+        lambda whole, i, j, at, keep, values: stored(
+            whole, at, np.ones(LANES, bool), np.broadcast_to(values[:, None], (LANES, 128))
+        ),
+        room=(16, 1, 1),
+    ),
+    "sum into elements by an array": Case(
+        (100,),
+        lambda block, i, j, at, keep, values: jax.ref.addupdate(block, at, values),
+        lambda whole, i, j, at, keep, values: added(whole, at, np.ones(LANES, bool), values),
+    ),
+    "masked swap by an array": Case(
+        (100,),
+        lambda block, i, j, at, keep, values: PL.swap(block, (at,), values, mask=keep),
+        lambda whole, i, j, at, keep, values: [
+            np.where(keep, whole[at], values),
+            stored(whole, at, keep, values),
+        ][0],
+    ),
+    "a window under another shape": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: block.at[pl.ds(i, 4), pl.ds(j, 8)].reshape(2, 16)[
+            :, pl.ds(3, 8)
+        ],
+        lambda whole, i, j, at, keep, values: whole[i : i + 4, j : j + 8].reshape(2, 16)[:, 3:11],
+        room=(1, 13, 121),
+    ),
+    "a window turned, under another shape, picked": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: block.at[pl.ds(i, 4), pl.ds(j, 8)].T.reshape(4, 8)[
+            at
+        ],
+        lambda whole, i, j, at, keep, values: whole[i : i + 4, j : j + 8].T.reshape(4, 8)[at],
+        room=(4, 13, 121),
+    ),
+    "a window under another dtype": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: jax.lax.bitcast_convert_type(
+            block.at[pl.ds(i, 4), pl.ds(j, 8)].bitcast(jnp.int32)[...], jnp.float32
+        ),
+        lambda whole, i, j, at, keep, values: whole[i : i + 4, j : j + 8],
+        room=(1, 13, 121),
+    ),
+    "a window of a Ref under another dtype": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: jax.lax.bitcast_convert_type(
+            block.bitcast(jnp.int32)[pl.ds(i, 4), pl.ds(j, 8)], jnp.float32
+        ),
+        lambda whole, i, j, at, keep, values: whole[i : i + 4, j : j + 8],
+        room=(1, 13, 121),
+    ),
+    "store to a window under another shape": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: (
+            block.at[pl.ds(i, 4), pl.ds(j, 8)].reshape(32).__setitem__(pl.ds(5, 8), values)
+        ),
+        lambda whole, i, j, at, keep, values: [
+            whole.__setitem__((i + n // 8, j + n % 8), value)
+            for n, value in enumerate(values, start=5)
+        ][:0],
+        room=(1, 13, 121),
+    ),
+}
+
+
+def results_of(case):
+    """The shape of what a case reads."""
+    shape = case.indices
+    values = np.zeros(shape, np.float32)
+    found = case.model(
+        np.zeros(padded(case.shape), np.float32), 0, 0, values.astype(int), values == 0, values
+    )
+    return np.shape(found) if found is not None and np.size(found) else None
+
+
+def mesh_of(case):
+    if not case.is_vector:
+        return pltpu.TensorCoreMesh(axis_name="core", num_cores=1)
+    return plsc.VectorSubcoreMesh(
+        core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=1
+    )
+
+
+@functools.cache
+def compiled(name, interpret):
+    """The kernel of a case: (float32[*shape], int32[2], int32[*indices], int32[*indices],
+    float32[*indices]) -> what was read, and what is left of the first.
+    """
+    case = CASES[name]
+    read = results_of(case)
+
+    def body(*refs):
+        inputs, (read_ref, left_ref) = refs[:5], refs[5:7]
+        own = refs[7:12]
+        result = refs[12]
+        for outside, inside in zip(inputs, own, strict=True):
+            pltpu.sync_copy(outside, inside)
+        block, numbers, at, keep, values = own
+        if case.is_vector:
+            first = numbers[...]
+            i, j = first[0], first[1]
+        else:
+            i, j = numbers[0], numbers[1]
+        found = case.access(block, i, j, at[...], keep[...] != 0, values[...])
+        if read is not None:
+            result[...] = found
+        if read is None:
+            pltpu.sync_copy(values, read_ref)
+        else:
+            pltpu.sync_copy(result, read_ref)
+        pltpu.sync_copy(block, left_ref)
+
+    shape = read or case.indices
+    numbers = pltpu.VMEM((LANES,), jnp.int32) if case.is_vector else pltpu.SMEM((2,), jnp.int32)
+    with cokernel.target(CHIP):
+        return jax.jit(
+            cokernel.kernel(
+                body,
+                out_type=[
+                    jax.ShapeDtypeStruct(shape, jnp.float32),
+                    jax.ShapeDtypeStruct(case.shape, jnp.float32),
+                ],
+                mesh=mesh_of(case),
+                scratch_types=[
+                    pltpu.VMEM(case.shape, jnp.float32),
+                    numbers,
+                    pltpu.VMEM(case.indices, jnp.int32),
+                    pltpu.VMEM(case.indices, jnp.int32),
+                    pltpu.VMEM(case.indices, jnp.float32),
+                    pltpu.VMEM(shape, jnp.float32),
+                ],
+                interpret=interpret,
+            )
+        )
+
+
+def run(name, interpret, numbers, at, keep, values):
+    case = CASES[name]
+    numbers = np.resize(np.asarray(numbers, np.int32), (LANES if case.is_vector else 2,))
+    x = np.arange(np.prod(case.shape), dtype=np.float32).reshape(case.shape) + 1
+    with cokernel.target(CHIP):
+        arguments = (x, numbers, at.astype(np.int32), keep.astype(np.int32), values)
+        found, left = map(np.asarray, compiled(name, interpret)(*arguments))
+    whole = np.full(padded(case.shape), np.nan, np.float32)
+    inside = tuple(slice(0, extent) for extent in case.shape)
+    whole[inside] = x
+    i, j = map(int, numbers[:2])
+    expected = case.model(whole, i, j, at, keep, values)
+    return (found, left), (expected, whole[inside])
+
+
+def arguments_of(case, draw):
+    """Numbers, indices, a mask and values for a case."""
+    numbers = [draw(st.integers(0, room - 1)) for room in case.room[1:]]
+    random = np.random.default_rng(draw(st.integers(0, 1000)))
+    at = random.integers(0, case.room[0], case.indices)
+    keep = random.random(case.indices) < 0.6
+    return numbers, at, keep, random.integers(1, 99, case.indices).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_what_is_picked_is_that_of_the_padded_array(name, data):
+    arguments = arguments_of(CASES[name], data.draw)
+    (found, left), (expected, whole) = run(name, UNTRACKED, *arguments)
+    if results_of(CASES[name]) is not None:
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(left, whole)
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_a_value_from_the_padding_is_found_and_no_other(name, data):
+    arguments = arguments_of(CASES[name], data.draw)
+    # What numpy reads from the padding is not a number.
+    _, (expected, whole) = run(name, UNTRACKED, *arguments)
+    if expected is not None and np.isnan(np.asarray(expected, np.float32)).any():
+        with pytest.raises(FAILURES, match="UninitialisedRead"):
+            run(name, PADDED, *arguments)
+    else:
+        (_, left), _ = run(name, PADDED, *arguments)
+        np.testing.assert_array_equal(left, whole)
+        assert cokernel.last_report().findings == ()
+
+
+def one_by_one(name, at, *, keep=None, numbers=(0, 0), interpret=PADDED):
+    """What a case reads with these indices, of the numbers 1, 2, 3 ..."""
+    at = np.asarray(at)
+    keep = np.ones(at.shape, bool) if keep is None else np.asarray(keep)
+    (found, _), _ = run(name, interpret, numbers, at, keep, np.ones(at.shape, np.float32))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "repaired", "indices"),
+    [
+        ("gather", [3, 105, 99, 104, 0, 127, 7, 104], [3] * 8, "[104:106] and [127]"),
+        ("gather without a mask", [3, 100, 99, 4, 0, 9, 7, 1], [99] * 8, "[100]"),
+        (
+            "gather of rows and columns",
+            [10, 11, 0, 0, 0, 0, 0, 0],
+            [9] * 8,
+            "[10, 10] and [11, 11]",
+        ),
+        ("gather of rows and columns", [104, 0, 0, 0, 0, 0, 0, 0], [9] * 8, "[8, 104]"),
+        ("rows by an array", [1, 12, 3, 10, 11, 0, 0, 0], [9] * 8, "[10:13, 0:100]"),
+        ("rows by an array, of some columns", [1, 2, 3, 14, 0, 0, 0, 0], [9] * 8, "[14, 0:16]"),
+    ],
+)
+def test_a_report_names_just_the_elements_of_the_padding(name, at, repaired, indices):
+    one_by_one(name, repaired)
+    assert cokernel.last_report().findings == ()
+    with pytest.raises(FAILURES, match=r"UninitialisedRead.*'body'"):
+        one_by_one(name, at)
+    [finding] = cokernel.last_report().findings
+    assert finding.indices == indices
+    assert finding.parties[0].action == "reads"
+    assert "which is the padding of its tiles and nobody has written" in finding.sentence
+    assert "beyond the end" in finding.advice[0]
+
+
+def test_a_mask_that_leaves_the_padding_out_is_clean():
+    at = [3, 105, 99, 104, 0, 127, 7, 104]
+    found = one_by_one("gather", at, keep=np.asarray(at) < 100)
+    np.testing.assert_array_equal(found, [4, 0, 100, 0, 1, 0, 8, 0])
+    assert cokernel.last_report().findings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        ("gather", 128),
+        ("scatter", 128),
+        ("sum by a scatter", -1),
+        ("rows by an array", 16),
+        ("store to rows by an array", 17),
+        ("sum into elements by an array", 128),
+        ("masked swap by an array", 1000),
+    ],
+)
+def test_an_index_beyond_the_tiles_is_out_of_bounds(name, at):
+    room = CASES[name].room[0]
+    inside = np.full(LANES, room - 1)
+    one_by_one(name, inside, interpret=UNTRACKED)
+    outside = np.where(np.arange(LANES) == 5, at, 0)
+    with pytest.raises(FAILURES, match=rf"OutOfBounds.* index {at} .*0 to {room - 1}\b"):
+        one_by_one(name, outside, interpret=UNTRACKED)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "room"),
+    [
+        ("masked load", (13, 0), 16),
+        ("masked store", (0, 121), 128),
+        ("masked swap", (-1, 0), 16),
+        ("expanded load", (121, 0), 128),
+        ("compressed store", (121, 0), 128),
+        ("sum into a window", (121, 0), 128),
+    ],
+)
+def test_a_masked_window_beyond_the_tiles_is_out_of_bounds(name, numbers, room):
+    at = np.zeros(CASES[name].indices, int)
+    allowed = np.clip(numbers, 0, np.asarray(CASES[name].room[1:]) - 1)
+    one_by_one(name, at, numbers=allowed, interpret=UNTRACKED)
+    with pytest.raises(FAILURES, match=rf"OutOfBounds.*\b({room}|0 to {room - 1})\b"):
+        one_by_one(name, at, numbers=numbers, interpret=UNTRACKED)
