@@ -16,6 +16,12 @@ import cokernel
 CORES = 6
 
 
+def subcores(count):
+    return plsc.VectorSubcoreMesh(
+        core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=count
+    )
+
+
 def test_a_semaphore_is_read_until_it_counts_enough(compiler_params):
     def look(out_ref, seen):
         core = lax.axis_index("core")
@@ -88,9 +94,6 @@ def test_a_flag_in_shared_memory_is_read_until_it_is_raised(compiler_params):
 
 
 def test_vector_subcores_draw_numbers_from_one_counter(v6e, compiler_params):
-    mesh = plsc.VectorSubcoreMesh(
-        core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=16
-    )
     items = 100
 
     def draw(out_ref, counter, drawn):
@@ -114,7 +117,7 @@ def test_vector_subcores_draw_numbers_from_one_counter(v6e, compiler_params):
     kernel = cokernel.kernel(
         draw,
         jax.ShapeDtypeStruct((items + 1,), jnp.int32),
-        mesh=mesh,
+        mesh=subcores(16),
         scratch_types=[pltpu.SMEM((1,), jnp.int32), pltpu.SMEM((1,), jnp.int32)],
         compiler_params=compiler_params,
     )
@@ -122,3 +125,68 @@ def test_vector_subcores_draw_numbers_from_one_counter(v6e, compiler_params):
     # Every item was taken by somebody, and each subcore once drew a number that was too high.
     assert np.all((out[:items] >= 0) & (out[:items] < 16))
     assert out[items] == items + 16
+
+
+def test_a_subcore_waits_until_the_others_have_added_to_its_own_counter(v6e, compiler_params):
+    def count(out_ref, done, total):
+        subcore = lax.axis_index("subcore")
+        done[0] = 0
+        plsc.subcore_barrier()
+
+        @pl.when(subcore > 0)
+        def _add():
+            plsc.fetch_and_add(done.at[0], subcore, subcore_id=0)
+
+        @pl.when(subcore == 0)
+        def _watch():
+            total[0] = lax.while_loop(lambda seen: seen < 120, lambda _: done[0], jnp.int32(0))
+            pltpu.sync_copy(total, out_ref)
+
+    kernel = cokernel.kernel(
+        count,
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+        mesh=subcores(16),
+        scratch_types=[pltpu.SMEM((1,), jnp.int32), pltpu.SMEM((1,), jnp.int32)],
+        compiler_params=compiler_params,
+    )
+    np.testing.assert_array_equal(kernel(), [sum(range(16))])
+    with cokernel.checked(schedules=20):
+        np.testing.assert_array_equal(kernel(), [sum(range(16))])
+
+
+def test_a_subcore_watches_its_memory_until_a_copy_of_another_one_has_arrived(v6e, compiler_params):
+    def send(x_ref, out_ref, buffer, sent, received):
+        subcore = lax.axis_index("subcore")
+        buffer[...] = jnp.zeros(8, jnp.int32)
+        plsc.subcore_barrier()
+        copy = pltpu.make_async_remote_copy(
+            buffer, buffer, sent, received, device_id={"core": 0, "subcore": 0}
+        )
+
+        @pl.when(subcore == 1)
+        def _send():
+            pltpu.sync_copy(x_ref, buffer)
+            copy.start()
+            copy.wait_send()
+
+        @pl.when(subcore == 0)
+        def _watch():
+            lax.while_loop(lambda last: last < 8, lambda _: jnp.max(buffer[...]), jnp.int32(0))
+            copy.wait_recv()
+            pltpu.sync_copy(buffer, out_ref)
+
+    kernel = cokernel.kernel(
+        send,
+        jax.ShapeDtypeStruct((8,), jnp.int32),
+        mesh=subcores(2),
+        scratch_types=[
+            pltpu.VMEM((8,), jnp.int32),
+            pltpu.SemaphoreType.DMA,
+            pltpu.SemaphoreType.DMA,
+        ],
+        compiler_params=compiler_params,
+    )
+    x = np.arange(1, 9, dtype=np.int32)
+    np.testing.assert_array_equal(kernel(x), x)
+    with cokernel.checked(schedules=20):
+        np.testing.assert_array_equal(kernel(x), x)

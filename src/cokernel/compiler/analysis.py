@@ -241,22 +241,51 @@ def equation_may_suspend(eqn: Any, *, is_checked: bool) -> bool:
 
 def is_polling(eqn: Any) -> bool:
     """Whether an equation is a loop that may wait for another core's write: a `while` that reads
-    memory others can reach. Such a loop lets other cores run every so often.
+    memory others can reach. Such a loop lets other cores run every so often. Memory of the core's
+    own counts where others write to that (see `with_reached_memory`) and the loop does not.
     """
     if eqn.primitive is not _jax.while_p:
         return False
-    private = (_jax.TpuMemorySpace.VMEM, _jax.TpuMemorySpace.SMEM)
-    for effect in eqn.effects:
-        if isinstance(effect, _jax.ReadEffect):
-            aval = _effect_aval(eqn, effect)
-            if _plain_space(aval.memory_space) not in private:
-                return True
+    is_reached = eqn.params.get(_REACHED, False)
+    read = [effect for effect in eqn.effects if isinstance(effect, _jax.ReadEffect)]
+    changed = {
+        _effect_operand(eqn, effect)
+        for effect in eqn.effects
+        if isinstance(effect, _jax.JaxprInputEffect) and not isinstance(effect, _jax.ReadEffect)
+    }
+    for ref in (_effect_operand(eqn, effect) for effect in read):
+        if not is_private(ref.aval) or (is_reached and ref not in changed):
+            return True
     return False
 
 
-def _effect_aval(eqn: Any, effect: Any) -> Any:
+def is_private(aval: Any) -> bool:
+    """Whether a Ref is of a kind of memory that each core has for itself."""
+    return _plain_space(aval.memory_space) in (_jax.TpuMemorySpace.VMEM, _jax.TpuMemorySpace.SMEM)
+
+
+# What the loops of a kernel are marked with whose cores write to each other's own memory.
+_REACHED = "is_reached"
+
+
+def with_reached_memory(jaxprs: Sequence[Any]) -> tuple[Any, ...]:
+    """The programs of a kernel, their loops marked if one of them writes to the own memory of
+    other cores: any of them may wait for that.
+    """
+    if not any(map(writes_to_other_cores, jaxprs)):
+        return tuple(jaxprs)
+
+    def marked(eqn: Any) -> list[Any] | None:
+        if eqn.primitive is not _jax.while_p:
+            return None
+        return [eqn.replace(params={**eqn.params, _REACHED: True})]
+
+    return tuple(with_replaced(jaxpr, marked) for jaxpr in jaxprs)
+
+
+def _effect_operand(eqn: Any, effect: Any) -> Any:
     target = effect.input
-    return (eqn.invars[target] if isinstance(target, int) else target).aval
+    return eqn.invars[target] if isinstance(target, int) else target
 
 
 def _plain_space(space: Any) -> Any:
@@ -301,37 +330,41 @@ def barrier_tags(jaxpr: Any) -> set[Any]:
     return tags
 
 
-REMOTE = (
-    _jax.pallas_primitives.semaphore_signal_p,
-    _jax.tpu_primitives.dma_start_p,
-    _jax.sc_primitives.fetch_and_add_p,
-)
+def has_equation(jaxpr: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """Whether there is such an equation in a jaxpr, or in one that its equations run."""
+    return any(
+        is_wanted(eqn) or any(has_equation(inner, is_wanted) for inner in inner_jaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
+
+
+def writes_to_other_cores(jaxpr: Any) -> bool:
+    """Whether a jaxpr adds to, or copies into, what other cores have for themselves."""
+    return has_equation(jaxpr, _writes_remotely)
 
 
 def reaches_other_cores(jaxpr: Any) -> bool:
-    """Whether a jaxpr signals semaphores or starts DMAs of other cores."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive in REMOTE:
-            tree = eqn.params.get("args_tree", eqn.params.get("tree"))
-            leaves: tuple[Any, ...] = tree.unflatten(eqn.invars) if tree is not None else ()
-            if eqn.primitive is _jax.sc_primitives.fetch_and_add_p or leaves[-1] is not None:
-                return True
-            if (
-                eqn.primitive is _jax.pallas_primitives.semaphore_signal_p
-                and leaves[-2] is not None
-            ):
-                return True
-        if any(map(reaches_other_cores, inner_jaxprs(eqn))):
-            return True
-    return False
+    """Whether a jaxpr signals semaphores of other cores, or writes to their memory."""
+    return has_equation(jaxpr, lambda eqn: _writes_remotely(eqn) or _signals_remotely(eqn))
+
+
+def _writes_remotely(eqn: Any) -> bool:
+    if eqn.primitive is _jax.tpu_primitives.dma_start_p:
+        *_, device_id = eqn.params["tree"].unflatten(eqn.invars)
+        return device_id is not None
+    return eqn.primitive is _jax.sc_primitives.fetch_and_add_p
+
+
+def _signals_remotely(eqn: Any) -> bool:
+    if eqn.primitive is not _jax.pallas_primitives.semaphore_signal_p:
+        return False
+    *_, device_id, core_index = eqn.params["args_tree"].unflatten(eqn.invars)
+    return device_id is not None or core_index is not None
 
 
 def uses_barrier(jaxpr: Any) -> bool:
     """Whether a jaxpr joins the barrier of its subcores."""
-    return any(
-        eqn.primitive is _jax.sc_primitives.barrier_p or any(map(uses_barrier, inner_jaxprs(eqn)))
-        for eqn in jaxpr.eqns
-    )
+    return has_equation(jaxpr, lambda eqn: eqn.primitive is _jax.sc_primitives.barrier_p)
 
 
 def argument_names(jaxpr: Any, count: int, default: str) -> list[str]:

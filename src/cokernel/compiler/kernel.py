@@ -11,7 +11,12 @@ from llvmlite import ir
 from cokernel import _jax
 from cokernel.checking.options import Checked
 from cokernel.compiler.access import read
-from cokernel.compiler.analysis import may_suspend, uses_barrier
+from cokernel.compiler.analysis import (
+    may_suspend,
+    uses_barrier,
+    with_reached_memory,
+    writes_to_other_cores,
+)
 from cokernel.compiler.borrowed import Borrowing, borrowed_blocks
 from cokernel.compiler.calls import with_plain_calls
 from cokernel.compiler.context import Context, Program, SharedFunction
@@ -83,6 +88,9 @@ class Kernel:
             # In the padding of its tiles even an operand is undefined.
             always_defined = 0 if checked.padded_tiles else operand_count
             self.jaxprs = follow_undefined_values(self.jaxprs, always_defined)
+        self.jaxprs = with_reached_memory(self.jaxprs)
+        # Whether what a core has for itself may change while it polls that.
+        self.cores_write_to_others = any(map(writes_to_other_cores, self.jaxprs))
         self.meshes = tuple(meshes)
         self.external_meshes = tuple(external_meshes)
         self.bounds_checks = bounds_checks

@@ -93,7 +93,8 @@ def _probe_view(
             for number in range(dtypes.itemsize(view.dtype) // dtypes.itemsize(view.pieces.dtype)):
                 probe(context, piece(context, view, number), access, operation)
         return None
-    if access is Access.READ and context.is_polled and view.ref.place is not Place.PRIVATE:
+    is_reached = context.kernel.cores_write_to_others or view.ref.place is not Place.PRIVATE
+    if access is Access.READ and context.is_polled and is_reached:
         access = Access.POLL
     site = access_site(context, view, operation)
     if view.indices is not None:
