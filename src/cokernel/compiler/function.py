@@ -54,6 +54,13 @@ def type_suffix(kind: ir.Type) -> str:
     return {"half": "f16", "float": "f32", "double": "f64"}.get(str(kind), str(kind))
 
 
+def is_same_index(one: Index, other: Index) -> bool:
+    """Whether two numbers are known to be equal."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return one is other
+
+
 class FunctionBuilder:
     """Builds one function of the kernel's module. Its first parameter is always the core.
 

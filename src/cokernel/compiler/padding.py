@@ -209,11 +209,7 @@ def tell_if_cut(
     from cokernel.compiler.probes import table
 
     function, builder = context.function, context.builder
-    is_cut: ir.Value = ir.Constant(i1, 0)
-    for one, other in zip(reach, extents, strict=True):
-        is_less = builder.icmp_signed("<", function.index(one), function.index(other))
-        is_cut = builder.or_(is_cut, is_less)
-    with builder.if_then(is_cut, likely=False):
+    with builder.if_then(is_cut(context, reach, extents), likely=False):
         numbers = [*window.starts, *window.stops, *window.shape]
         arguments = [ir.Constant(i64, len(window.shape)), table(context, numbers)]
         function.call_external(
@@ -221,3 +217,13 @@ def tell_if_cut(
             void,
             [function.core, site, ir.Constant(i32, read), *arguments],
         )
+
+
+def is_cut(context: "Context", reach: Sequence[Index], extents: Sequence[Index]) -> ir.Value:
+    """Whether some of a block does not lie in front of the padding."""
+    function, builder = context.function, context.builder
+    answer: ir.Value = ir.Constant(i1, 0)
+    for one, other in zip(reach, extents, strict=True):
+        is_less = builder.icmp_signed("<", function.index(one), function.index(other))
+        answer = builder.or_(answer, is_less)
+    return answer

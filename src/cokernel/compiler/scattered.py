@@ -81,7 +81,7 @@ def scattered(context: Context, view: View, operation: str) -> View:
                 )
                 ignored = skipped if ignored is None else function.builder.or_(ignored, skipped)
         if spots is not None:
-            spot = spots.at(function, operands[: len(starts)], None, rest, picked)
+            spot = spots.at(function, operands[: len(starts)], None, [*rest, *picked])
             offset = offset_of(function, spot, offset)
         if ignored is None:
             return function.index(offset)

@@ -6,15 +6,16 @@ of the module, is never written, and is known by its number in the padded Ref.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
 
 from cokernel.compiler import padding
 from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
-from cokernel.compiler.function import FunctionBuilder, Index
+from cokernel.compiler.function import FunctionBuilder, Index, is_same_index
 from cokernel.compiler.values import Scalar, Value, row_major
 from cokernel.records import record
 
@@ -70,10 +71,71 @@ def may_hang(view: "View") -> bool:
         return True
     if view.room is None:
         return False
-    return any(
-        one is not other and not (isinstance(one, int) and isinstance(other, int) and one == other)
-        for one, other in zip(view.room, view.extents, strict=True)
-    )
+    return not all(map(is_same_index, view.room, view.extents))
+
+
+@record(frozen=True, eq=False)
+class Layout:
+    """Where the elements of a view lie in its Ref, of which some may lie in the padding."""
+
+    # Where the view begins, by the dimensions of the Ref, and the extents of those without and with
+    # the padding.
+    starts: tuple[Index, ...]
+    shape: tuple[int, ...]
+    room: tuple[int, ...]
+    # For each dimension of the view, and then for each of its index arrays, the dimension of the
+    # Ref that it walks along, and how far apart the elements lie there.
+    steps: tuple[tuple[int, int], ...]
+
+    def map(self, function: Callable[[Index], Any]) -> "Layout":
+        """The layout with something else in place of where it begins."""
+        return dataclasses.replace(self, starts=tuple(map(function, self.starts)))
+
+    def number_step(self, dimension: int) -> int:
+        """How far apart the numbers are of what follows each other along a dimension."""
+        axis, step = self.steps[dimension]
+        return step * row_major(self.room)[axis]
+
+    def spot(
+        self,
+        context: "Context",
+        function: FunctionBuilder,
+        address: ir.Value | None,
+        positions: Sequence[Index],
+    ) -> Spot:
+        """The spot of an element at an index of the view and at the positions that its index arrays
+        have. `address` is where it lies in the Ref if it does; None if nobody asks.
+        """
+        builder = function.builder
+        coordinates = list(self.starts)
+        for (axis, step), position in zip(self.steps, positions, strict=True):
+            distance = function.multiply(position, step)
+            coordinates[axis] = function.add(coordinates[axis], distance)
+        is_out: ir.Value = ir.Constant(i1, 0)
+        for coordinate, extent, room in zip(coordinates, self.shape, self.room, strict=True):
+            if room != extent:
+                limit = ir.Constant(i64, extent)
+                beyond = builder.icmp_signed(">=", function.index(coordinate), limit)
+                is_out = builder.or_(is_out, beyond)
+        number = function.index(function.linear_index(coordinates, row_major(self.room)))
+        number = builder.select(is_out, number, ir.Constant(i64, -1))
+        if address is None:
+            return Spot(ir.Constant(pointer, None), number)
+        return Spot(builder.select(is_out, fill_address(context, function), address), number)
+
+
+def layout_of(context: "Context", view: "View") -> Layout | None:
+    """The layout of a view into whose padding an index may lead; None for one without, and for a
+    table of offsets.
+    """
+    if view.origin is None or not may_hang(view):
+        return None
+    room = padding.padded_shape(context, view.ref)
+    assert room is not None
+    steps = [(axis, padding.step(view, n)) for n, axis in enumerate(view.origin.axes)]
+    if view.indices is not None:
+        steps += zip(view.indices.axes, view.indices.steps, strict=True)
+    return Layout(view.origin.starts, tuple(view.ref.shape), room, tuple(steps))
 
 
 class Spots:
@@ -83,54 +145,28 @@ class Spots:
 
     def __init__(self, context: "Context", view: "View"):
         self.context = context
-        self.view = view
-        self.hangs = may_hang(view)
+        self.layout = layout_of(context, view)
         self.operands: list[Value] = []
-        if not self.hangs:
-            return
-        shape = padding.padded_shape(context, view.ref)
-        assert shape is not None
-        assert view.origin is not None
-        self.shape = shape
-        function = context.function
-        self.operands = [
-            Scalar((), np.dtype(np.int64), function.index(start)) for start in view.origin.starts
-        ]
+        if self.layout is not None:
+            function = context.function
+            self.operands = [
+                Scalar((), np.dtype(np.int64), function.index(start))
+                for start in self.layout.starts
+            ]
 
     def at(
         self,
         function: FunctionBuilder,
         operands: Sequence[Value],
         address: ir.Value | None,
-        index: Sequence[Index],
-        picked: Sequence[Index] = (),
+        positions: Sequence[Index],
     ) -> Spot:
-        """The spot of the element at an index of the view, and at the positions that its index
-        arrays have. `address` is where it lies in the Ref if it does; None if nobody asks.
-        """
-        if not self.hangs:
+        """The spot of an element; see `Layout.spot`."""
+        if self.layout is None:
             assert address is not None
             return Spot(address)
-        view, builder = self.view, function.builder
-        assert view.origin is not None
-        coordinates: list[Index] = [_register(operand) for operand in operands]
-        steps = [(axis, padding.step(view, n)) for n, axis in enumerate(view.origin.axes)]
-        if view.indices is not None:
-            steps += list(zip(view.indices.axes, view.indices.steps, strict=True))
-        for (axis, step), position in zip(steps, (*index, *picked), strict=True):
-            distance = function.multiply(position, step)
-            coordinates[axis] = function.add(coordinates[axis], distance)
-        is_out: ir.Value = ir.Constant(i1, 0)
-        for coordinate, extent, room in zip(coordinates, view.ref.shape, self.shape, strict=True):
-            if room != extent:
-                limit = ir.Constant(i64, extent)
-                beyond = builder.icmp_signed(">=", function.index(coordinate), limit)
-                is_out = builder.or_(is_out, beyond)
-        number = function.index(function.linear_index(coordinates, row_major(self.shape)))
-        number = builder.select(is_out, number, ir.Constant(i64, -1))
-        if address is None:
-            return Spot(ir.Constant(pointer, None), number)
-        return Spot(builder.select(is_out, fill_address(self.context, function), address), number)
+        layout = dataclasses.replace(self.layout, starts=tuple(map(_register, operands)))
+        return layout.spot(self.context, function, address, positions)
 
 
 def _register(operand: Value) -> Index:
@@ -167,19 +203,29 @@ def tell_if_read(
     """Tells the runtime that a value comes from the padding, if it does; returns whether it does,
     as an i32.
     """
-    from cokernel.compiler.probes import table
-
     function, builder = context.function, context.builder
-    is_out = spot.in_padding(function)
     if spot.number is None:
         return ir.Constant(i32, 0)
-    shape = padding.padded_shape(context, view.ref)
-    assert shape is not None
+    room = padding.padded_shape(context, view.ref)
+    assert room is not None
+    is_out = spot.in_padding(function)
     with builder.if_then(is_out, likely=False):
-        arguments = [spot.number, ir.Constant(i64, len(shape)), table(context, shape)]
-        function.call_external(
-            "cokernel_checked_pick_padding",
-            void,
-            [function.core, site, ir.Constant(i32, read), *arguments],
-        )
+        tell_read(context, spot.number, room, site, read)
     return builder.zext(is_out, i32)
+
+
+def tell_read(
+    context: "Context", number: ir.Value, room: Sequence[int], site: ir.Constant, read: int
+) -> None:
+    """Tells the runtime that a value comes from the padding of a Ref; `number` is that of the
+    element.
+    """
+    from cokernel.compiler.probes import table
+
+    function = context.function
+    arguments = [number, ir.Constant(i64, len(room)), table(context, room)]
+    function.call_external(
+        "cokernel_checked_pick_padding",
+        void,
+        [function.core, site, ir.Constant(i32, read), *arguments],
+    )

@@ -15,7 +15,7 @@ from cokernel.compiler.access import read
 from cokernel.compiler.bounds import check_array, check_slice
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i64, pointer
-from cokernel.compiler.function import FunctionBuilder, Index
+from cokernel.compiler.function import FunctionBuilder, Index, is_same_index
 from cokernel.compiler.probes import Access, probe
 from cokernel.compiler.refs import (
     POINTER_BYTES,
@@ -288,8 +288,6 @@ def _index(
         if isinstance(index, AnyRef):
             access = Access.NONE if is_dma else Access.READ
             index_view = resolve(context, index, (), "read", access=access)
-            if is_dma and index_view.hangs:
-                raise padding.refused(context, index_view, f"{operation} through the indices")
             index = index_view if is_dma else read(context, index_view)
         elif isinstance(index, Value | int) and not getattr(index, "shape", ()):
             start = _as_index(context, index)
@@ -345,13 +343,6 @@ def _index(
     )
 
 
-def _is_same(one: Index, other: Index) -> bool:
-    """Whether two numbers are known to be equal."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return one is other
-
-
 class _Cut:
     """What an indexer leaves of the room and the overhang of a view."""
 
@@ -376,10 +367,10 @@ class _Cut:
         """Notes a slice, which has been checked."""
         self._move(dimension, start, stays=True)
         end, limit = self._end(dimension), self.view.limit(dimension)
-        is_all = _is_same(size, self.view.extents[dimension])
+        is_all = is_same_index(size, self.view.extents[dimension])
         is_whole = isinstance(start, int) and start == 0 and step == 1 and is_all
         self._room.append(limit if is_whole else size)
-        if _is_same(end, limit):
+        if is_same_index(end, limit):
             self._inside.append(size)
         else:
             self._inside.append(padding.inside(self.function, start, size, step, end))
@@ -388,7 +379,7 @@ class _Cut:
         """Notes an index that is no slice, and has been checked."""
         self._move(dimension, start, stays=False)
         end, limit = self._end(dimension), self.view.limit(dimension)
-        if not _is_same(end, limit):
+        if not is_same_index(end, limit):
             is_inside = padding.is_inside(self.function, start, end)
             self.is_there = self.function.multiply(self.is_there, is_inside)
 
@@ -397,7 +388,7 @@ class _Cut:
         if self.view.origin is None:
             return
         self._picked.append((self.view.origin.axes[dimension], padding.step(self.view, dimension)))
-        if not _is_same(self._end(dimension), self.view.limit(dimension)):
+        if not is_same_index(self._end(dimension), self.view.limit(dimension)):
             self._is_picked_beyond = True
 
     @property
@@ -432,7 +423,7 @@ class _Cut:
         """What is left in the padding, if anything may be."""
         is_there = isinstance(self.is_there, int) and self.is_there == 1
         pairs = zip(self._inside, extents, strict=True)
-        if is_there and all(_is_same(one, other) for one, other in pairs):
+        if is_there and all(is_same_index(one, other) for one, other in pairs):
             return None
         return Overhang(tuple(self._inside), self.is_there)
 

@@ -10,33 +10,31 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
-from cokernel.compiler import dtypes, nests, padding
+from cokernel.compiler import dtypes, nests
 from cokernel.compiler.context import Context
-from cokernel.compiler.dtypes import i1, i32, i64, pointer, void
+from cokernel.compiler.dtypes import i32, i64, pointer, void
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.memory import Allocation
-from cokernel.compiler.ops import copies
+from cokernel.compiler.ops import copies, padded_dma
 from cokernel.compiler.ops.copies import Block, MoveRun, Picks, Side
-from cokernel.compiler.ops.definedness import AT_ONCE, FROM_PADDING, mark_one, read_numbers
 from cokernel.compiler.ops.sync import SemaphoreAt
+from cokernel.compiler.ops.watched_copies import (
+    carry_undefined,
+    plain,
+    probe_indices,
+    site_of,
+    streamed,
+    watched,
+)
 from cokernel.compiler.probes import (
     Access,
     is_probed,
     one_access,
     probe_block,
-    probe_run,
-    table,
 )
-from cokernel.compiler.transforms import smaller
 from cokernel.records import record
-
-# How the runtime is told that undefined elements are used as indices.
-USED_AS_INDEX = 1
-# The runtime moves pieces from this size on, as `kStreamedBytes` in checked/state.cc.
-STREAMED_BYTES = 4096
 
 
 @record(frozen=True)
@@ -163,24 +161,21 @@ class _Arguments:
 
     def side(self, side: Side) -> Side:
         """The side with arguments in place of values."""
-        return dataclasses.replace(
-            side,
-            address=self.value(side.address),
-            extents=tuple(self.value(extent) for extent in side.extents),
-            picks=tuple(self._picks(pick) for pick in side.picks),
-            inside=None if side.inside is None else tuple(map(self.value, side.inside)),
-            window=None if side.window is None else side.window.map(self.value),
+        mapped = side.map(self.value)
+        picks = tuple(
+            dataclasses.replace(pick, address=self._indices(pick)) for pick in mapped.picks
         )
+        return dataclasses.replace(mapped, picks=picks)
 
-    def _picks(self, pick: Picks) -> Picks:
+    def _indices(self, pick: Picks) -> Any:
+        """Where the indices are."""
         if pick.ref is not None:
-            address = self.value(pick.address)
-        else:
-            size = pick.owner.size * pick.dtype.itemsize
-            address = _Stored(self.array_bytes)
-            self.arrays.append((pick.address, size))
-            self.array_bytes += -(-size // 8) * 8
-        return dataclasses.replace(pick, address=address, extent=self.value(pick.extent))
+            return self.value(pick.address)
+        size = pick.owner.size * pick.dtype.itemsize
+        address = _Stored(self.array_bytes)
+        self.arrays.append((pick.address, size))
+        self.array_bytes += -(-size // 8) * 8
+        return address
 
     @property
     def size(self) -> int:
@@ -216,27 +211,12 @@ class _Inside:
         return item
 
     def side(self, function: FunctionBuilder, side: Side) -> Side:
+        mapped = side.map(lambda item: self.value(function, item))
         picks = tuple(
-            dataclasses.replace(
-                pick,
-                address=self.value(function, pick.address),
-                extent=self.value(function, pick.extent),
-            )
-            for pick in side.picks
+            dataclasses.replace(pick, address=self.value(function, pick.address))
+            for pick in mapped.picks
         )
-        inside, window = side.inside, side.window
-        if inside is not None:
-            inside = tuple(self.value(function, extent) for extent in inside)
-        if window is not None:
-            window = window.map(lambda number: self.value(function, number))
-        return dataclasses.replace(
-            side,
-            address=self.value(function, side.address),
-            extents=tuple(self.value(function, extent) for extent in side.extents),
-            picks=picks,
-            inside=inside,
-            window=window,
-        )
+        return dataclasses.replace(mapped, picks=picks)
 
 
 # The copy itself, with its probes.
@@ -251,20 +231,22 @@ def _copy(context: Context, block: Block, operation: str) -> None:
     if block.add:
         access = Access.ATOMIC if block.is_atomic else Access.UPDATE
     if target.inside is not None or source.inside is not None:
-        return _copy_with_padding(context, block, access, operation)
+        return padded_dma.copy_windows(context, block, access, operation)
+    if target.picks_padding or source.picks_padding:
+        return padded_dma.copy_picked(context, block, access, operation)
     watch: Callable[[MoveRun], MoveRun] | None = None
     is_picked = bool(target.picks or source.picks)
     if is_probed(context):
         for side in (source, target):
-            _probe_indices(context, side, operation)
+            probe_indices(context, side, operation)
         if is_picked:
 
             def watch(move: MoveRun) -> MoveRun:
-                return _watched(context, block, access, operation, move)
+                return watched(context, block, access, operation, move)
 
         else:
-            reads, writes = _site(context, source, operation), _site(context, target, operation)
-            strides = [_plain(source), _plain(target)]
+            reads, writes = site_of(context, source, operation), site_of(context, target, operation)
+            strides = [plain(source), plain(target)]
             probe_block(
                 context, reads, Access.READ, source.address, source.extents, strides[0], itemsize
             )
@@ -276,208 +258,15 @@ def _copy(context: Context, block: Block, operation: str) -> None:
     group = one_access(context, is_scatter=is_scatter)
     with contextlib.nullcontext() if watch is None else group:
         if watch is None and not block.add:
-            watch = _moved
+            watch = streamed
         copies.copy_block(context, block, operation, watch)
     if not is_picked:
-        _carry_undefined(
+        carry_undefined(
             context,
             block,
             target.address,
             source.address,
             target.extents,
-            _plain(target),
-            _plain(source),
-        )
-
-
-def _moved(move: MoveRun) -> MoveRun:
-    """Has the runtime move long runs: it knows what is too large for the caches."""
-
-    def moved(function: FunctionBuilder, target: ir.Value, source: ir.Value, size: Index) -> None:
-        if isinstance(size, int) and size < STREAMED_BYTES:
-            return move(function, target, source, size)
-        arguments = [function.core, target, source, function.index(size)]
-        return function.call_external("cokernel_checked_move", void, arguments)
-
-    return moved
-
-
-def _copy_with_padding(context: Context, block: Block, access: Access, operation: str) -> None:
-    """Copies between sides of which either may reach into the padding of tiles. What comes from
-    there is made up, and what goes there is lost.
-    """
-    function = context.function
-    target, source = block.target, block.source
-    read = source.extents if source.inside is None else source.inside
-    written = target.extents if target.inside is None else target.inside
-    common = tuple(smaller(function, *pair) for pair in zip(read, written, strict=True))
-    itemsize = dtypes.itemsize(block.dtype)
-    if is_probed(context):
-        reads, writes = _site(context, source, operation), _site(context, target, operation)
-        probe_block(context, reads, Access.READ, source.address, read, _plain(source), itemsize)
-        probe_block(context, writes, access, target.address, written, _plain(target), itemsize)
-    _make_up(context, block, common, written, operation)
-    cut = dataclasses.replace(
-        block,
-        target=dataclasses.replace(target, extents=common),
-        source=dataclasses.replace(source, extents=common),
-    )
-    copies.copy_block(context, cut, operation)
-    _carry_undefined(
-        context, block, target.address, source.address, common, _plain(target), _plain(source)
-    )
-
-
-def _make_up(
-    context: Context,
-    block: Block,
-    common: Sequence[Index],
-    written: Sequence[Index],
-    operation: str,
-) -> None:
-    """Writes what a copy takes from the padding: it is arbitrary, and undefined."""
-    checked = context.kernel.checked
-    assert checked is not None
-    itemsize = dtypes.itemsize(block.dtype)
-    if checked.uninitialised and block.source.window is not None:
-        site = _site(context, block.source, operation)
-        window = block.source.window
-        padding.tell_if_cut(context, common, written, window, site, FROM_PADDING)
-    content = bytes([padding.fill_byte(checked)] * itemsize)
-    kind = ir.IntType(8 * itemsize)
-    known = [extent for extent in (*common, *written) if not isinstance(extent, int)]
-    arguments = [block.target.address, *known]
-    inner = context.function.sibling("make_up", [argument.type for argument in arguments])
-    base, *rest = inner.parameters
-    incoming = iter(rest)
-    limits, extents = (
-        [extent if isinstance(extent, int) else next(incoming) for extent in given]
-        for given in (common, written)
-    )
-    with context.inside(inner):
-        with inner.nest(extents) as index:
-            builder = inner.builder
-            is_copied: ir.Value = ir.Constant(i1, 1)
-            for position, limit in zip(index, limits, strict=True):
-                is_inside = builder.icmp_signed("<", inner.index(position), inner.index(limit))
-                is_copied = builder.and_(is_copied, is_inside)
-            with builder.if_then(builder.not_(is_copied)):
-                address = inner.advance(base, inner.linear_index(index, _plain(block.target)))
-                builder.store(ir.Constant(kind, int.from_bytes(content)), address, align=1)
-                if checked.uninitialised:
-                    mark_one(inner, address, itemsize, (FROM_PADDING,))
-        inner.finish()
-    context.call(inner, arguments)
-
-
-def _plain(side: Side) -> list[int]:
-    """The strides of a side that has no indices."""
-    return [stride for stride in side.strides if stride is not None]
-
-
-def _site(context: Context, side: Side, operation: str) -> ir.Constant:
-    return context.site(operation, side.name, shape=side.shape, rank=len(side.extents))
-
-
-def _watched(
-    context: Context, block: Block, access: Access, operation: str, move: MoveRun
-) -> MoveRun:
-    """Moves a run after telling of it."""
-    itemsize = dtypes.itemsize(block.dtype)
-    reads, writes = (
-        _site(context, block.source, operation),
-        _site(context, block.target, operation),
-    )
-
-    def watched(function: FunctionBuilder, target: ir.Value, source: ir.Value, size: Index) -> None:
-        probe_run(context, reads, Access.READ, source, size, itemsize)
-        probe_run(context, writes, access, target, size, itemsize)
-        move(function, target, source, size)
-        count = function.divide(size, itemsize)
-        _carry_undefined(context, block, target, source, [count], [itemsize], [itemsize])
-
-    return watched
-
-
-def _carry_undefined(
-    context: Context,
-    block: Block,
-    target: ir.Value,
-    source: ir.Value,
-    extents: Sequence[Index],
-    target_strides: Sequence[int],
-    source_strides: Sequence[int],
-) -> None:
-    """Makes undefined at the target what is so at the source; a sum has both to thank for it."""
-    checked = context.kernel.checked
-    if checked is None or not checked.uninitialised:
-        return
-    name = "cokernel_checked_merge_undefined" if block.add else "cokernel_checked_copy_undefined"
-    function = context.function
-    function.call_external(
-        name,
-        void,
-        [
-            function.core,
-            target,
-            source,
-            ir.Constant(i64, dtypes.itemsize(block.dtype)),
-            ir.Constant(i64, len(extents)),
-            table(context, extents),
-            table(context, target_strides),
-            table(context, source_strides),
-        ],
-    )
-
-
-def _probe_indices(context: Context, side: Side, operation: str) -> None:
-    """Tells of the reads of indices that lie in Refs, which must not be undefined."""
-    picked = [
-        extent for extent, stride in zip(side.extents, side.strides, strict=True) if stride is None
-    ]
-    for pick in side.picks:
-        if pick.ref is None:
-            continue
-        tail = picked[len(picked) - len(pick.strides) :]
-        # Where the index array is broadcast its stride is zero.
-        extents = [
-            extent if stride else 1 for extent, stride in zip(tail, pick.strides, strict=True)
-        ]
-        itemsize = np.dtype(pick.dtype).itemsize
-        site = context.site(operation, pick.ref, is_index=True)
-        probe_block(context, site, Access.READ, pick.address, extents, pick.strides, itemsize)
-        _report_undefined_indices(context, pick, extents, itemsize, site)
-
-
-def _report_undefined_indices(
-    context: Context, pick: Picks, extents: Sequence[Index], itemsize: int, site: ir.Constant
-) -> None:
-    checked = context.kernel.checked
-    if checked is None or not checked.uninitialised:
-        return
-    function, builder = context.function, context.builder
-    found = function.call_external(
-        "cokernel_checked_undefined",
-        i32,
-        [
-            function.core,
-            pick.address,
-            ir.Constant(i64, itemsize),
-            ir.Constant(i64, len(extents)),
-            table(context, extents),
-            table(context, pick.strides),
-            ir.Constant(pointer, None),
-            ir.Constant(i32, AT_ONCE),
-        ],
-    )
-    with builder.if_then(builder.icmp_signed("!=", found, ir.Constant(i32, 0)), likely=False):
-        function.call_external(
-            "cokernel_checked_report_undefined",
-            void,
-            [
-                function.core,
-                site,
-                ir.Constant(i32, USED_AS_INDEX),
-                *read_numbers(function, (AT_ONCE,)),
-            ],
+            plain(target),
+            plain(source),
         )

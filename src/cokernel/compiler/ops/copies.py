@@ -15,10 +15,11 @@ from llvmlite import ir
 from cokernel.compiler import dtypes, padding
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
-from cokernel.compiler.function import FunctionBuilder, Index
+from cokernel.compiler.function import FunctionBuilder, Index, is_same_index
 from cokernel.compiler.ops.locks import in_locked_pieces, locked
 from cokernel.compiler.ops.state import add_values
 from cokernel.compiler.refs import IndexArrays, View
+from cokernel.compiler.spots import Layout, layout_of
 from cokernel.compiler.values import load_element, make_packed, store_element
 from cokernel.records import record
 
@@ -45,6 +46,11 @@ class Picks:
     ref: str | None
     # What keeps the memory of such a value reserved.
     owner: Any
+    # Given where the window of that Ref may reach into the padding of tiles.
+    layout: Layout | None = None
+    room: tuple[int, ...] | None = None
+    inside: tuple[Index, ...] | None = None
+    window: padding.Window | None = None
 
 
 @record(frozen=True)
@@ -64,6 +70,46 @@ class Side:
     inside: tuple[Index, ...] | None = None
     # Given with `inside`.
     window: padding.Window | None = None
+    # Where `picks` choose, or the other side has `picks`: the padded shape of a Ref into whose
+    # padding the side may reach, the dimensions along which it may, and where its elements lie, for
+    # which `picks` may also be a table of offsets.
+    room: tuple[int, ...] | None = None
+    hanging: tuple[bool, ...] = ()
+    layout: Layout | None = None
+
+    @property
+    def is_table(self) -> bool:
+        """Whether a table of offsets says what lies in the padding."""
+        return self.room is not None and self.layout is None
+
+    @property
+    def picks_padding(self) -> bool:
+        """Whether elements must be looked at one by one for those that lie in the padding."""
+        return self.room is not None or any(pick.layout is not None for pick in self.picks)
+
+    def map(self, function: Callable[[Any], Any]) -> "Side":
+        """The side with something else in place of what is known only at run time. The addresses
+        of the indices are left alone.
+        """
+        return dataclasses.replace(
+            self,
+            address=function(self.address),
+            extents=tuple(map(function, self.extents)),
+            picks=tuple(_map_picks(pick, function) for pick in self.picks),
+            inside=None if self.inside is None else tuple(map(function, self.inside)),
+            window=None if self.window is None else self.window.map(function),
+            layout=None if self.layout is None else self.layout.map(function),
+        )
+
+
+def _map_picks(pick: Picks, function: Callable[[Any], Any]) -> Picks:
+    return dataclasses.replace(
+        pick,
+        extent=function(pick.extent),
+        layout=None if pick.layout is None else pick.layout.map(function),
+        inside=None if pick.inside is None else tuple(map(function, pick.inside)),
+        window=None if pick.window is None else pick.window.map(function),
+    )
 
 
 def side_of(context: Context, view: View) -> Side:
@@ -80,8 +126,31 @@ def side_of(context: Context, view: View) -> Side:
     return Side(view.ref.name, shape, view.address, extents, strides, picks, indices.ignored)
 
 
+def with_layout(context: Context, side: Side, view: View) -> Side:
+    """A side that picks elements, or whose other side does, and may reach into the padding."""
+    if not view.hangs:
+        return side
+    over = view.overhang
+    ends = iter(view.extents if over is None else over.inside)
+    extents = iter(view.extents)
+    hanging = tuple(
+        stride is not None and not is_same_index(next(ends), next(extents))
+        for stride in side.strides
+    )
+    room = padding.padded_shape(context, view.ref)
+    return dataclasses.replace(side, room=room, hanging=hanging, layout=layout_of(context, view))
+
+
 def _picks(context: Context, indices: IndexArrays, number: int) -> Picks:
     array = indices.arrays[number]
+    hanging: dict[str, Any] = {}
+    if isinstance(array, View) and array.hangs:
+        hanging = {
+            "layout": layout_of(context, array),
+            "room": padding.padded_shape(context, array.ref),
+            "inside": array.reach()[0],
+            "window": padding.window_of(context.function, array),
+        }
     if isinstance(array, View):
         address, extents, strides = array.address, array.extents, tuple(array.strides)
         dtype, owner, name = np.dtype(array.dtype), None, array.ref.name
@@ -104,6 +173,7 @@ def _picks(context: Context, indices: IndexArrays, number: int) -> Picks:
         indices.dimensions[number],
         name,
         owner,
+        **hanging,
     )
 
 
@@ -158,6 +228,22 @@ def _plan(function: FunctionBuilder, target: Side, source: Side, itemsize: int) 
 MoveRun = Callable[[FunctionBuilder, ir.Value, ir.Value, Index], None]
 
 
+def mover(context: Context, dtype: Any, *, add: bool, is_atomic: bool) -> MoveRun:
+    """What moves, or adds, a run of elements of a dtype."""
+    if not add:
+        return move_run
+    if dtypes.kind(dtype) is dtypes.Kind.BOOL:
+        raise NotImplementedError(f"{context.describe()}: a DMA cannot add values of dtype {dtype}")
+
+    def add_elements(
+        function: FunctionBuilder, to: ir.Value, origin: ir.Value, size: Index
+    ) -> None:
+        add_run = _add_run_locked if is_atomic else _add_run
+        add_run(context, function, to, origin, size, np.dtype(dtype))
+
+    return add_elements
+
+
 def copy(
     context: Context,
     target: Side,
@@ -179,15 +265,7 @@ def copy(
     if any(isinstance(extent, int) and extent == 0 for extent in target.extents):
         return
     plan = _plan(context.function, target, source, itemsize)
-    move: MoveRun = move_run
-    if add and dtypes.kind(dtype) is dtypes.Kind.BOOL:
-        raise NotImplementedError(f"{context.describe()}: a DMA cannot add values of dtype {dtype}")
-    if add:
-
-        def move(function: FunctionBuilder, to: ir.Value, origin: ir.Value, size: Index) -> None:
-            add_run = _add_run_locked if is_atomic else _add_run
-            add_run(context, function, to, origin, size, np.dtype(dtype))
-
+    move = mover(context, dtype, add=add, is_atomic=is_atomic)
     if watch is not None:
         move = watch(move)
     is_picked = bool(source.picks or target.picks)
@@ -221,72 +299,76 @@ def _copy_in_loops(
     context: Context, target: Side, source: Side, plan: _Plan, operation: str, move: MoveRun
 ) -> None:
     outer = context.function
-    passed = _Passed()
-    target, source = _pass_side(passed, target), _pass_side(passed, source)
+    passed = Passed()
+    target, source = pass_side(passed, target), pass_side(passed, source)
     extents = [passed.index(extent) for extent in target.extents]
     run = passed.index(plan.run)
     inner = outer.sibling("dma", [value.type for value in passed.values])
-    values = iter(inner.parameters)
-    for slot in passed.slots:
-        slot.value = next(values)
+    passed.enter(inner.parameters)
     with context.inside(inner):
-        picked_extents = [_inside(extents[dimension]) for dimension in plan.picked]
-        with inner.nest(picked_extents) as picked_index, _Skip(inner) as skip:
+        picked_extents = [value_inside(extents[dimension]) for dimension in plan.picked]
+        with inner.nest(picked_extents) as picked_index, Skip(inner) as skip:
             place = dict(zip(plan.picked, picked_index, strict=True))
             to = _picked_base(context, target, place, operation, skip)
             origin = _picked_base(context, source, place, operation, skip)
             with inner.nest(
-                [_inside(extents[dimension]) for dimension in plan.strided]
+                [value_inside(extents[dimension]) for dimension in plan.strided]
             ) as strided_index:
                 place.update(zip(plan.strided, strided_index, strict=True))
                 move(
                     inner,
                     inner.advance(to, _strided_offset(inner, target, place, plan.strided)),
                     inner.advance(origin, _strided_offset(inner, source, place, plan.strided)),
-                    _inside(run),
+                    value_inside(run),
                 )
         inner.finish()
     context.call(inner, passed.values)
 
 
 @record
-class _Slot:
+class Slot:
     """A value that becomes a parameter of the function with the loops."""
 
     value: ir.Value | None = None
 
 
-class _Passed:
+class Passed:
     """The values that a function under construction will be given."""
 
     def __init__(self) -> None:
         self.values: list[ir.Value] = []
-        self.slots: list[_Slot] = []
+        self.slots: list[Slot] = []
 
-    def value(self, value: ir.Value) -> _Slot:
+    def value(self, value: ir.Value) -> Slot:
         self.values.append(value)
-        self.slots.append(_Slot())
+        self.slots.append(Slot())
         return self.slots[-1]
 
-    def index(self, index: Index) -> int | _Slot:
+    def index(self, index: Index) -> int | Slot:
         return index if isinstance(index, int) else self.value(index)
 
+    def enter(self, parameters: Sequence[ir.Value]) -> None:
+        """Fills the slots, inside the function."""
+        for slot, parameter in zip(self.slots, parameters, strict=True):
+            slot.value = parameter
 
-def _inside(index: Any) -> Any:
-    return index.value if isinstance(index, _Slot) else index
+
+def value_inside(index: Any) -> Any:
+    """What a slot stands for, inside the function."""
+    return index.value if isinstance(index, Slot) else index
 
 
-def _pass_side(passed: _Passed, side: Side) -> Side:
+def pass_side(passed: Passed, side: Side) -> Side:
+    """A side with slots for the values that the function will be given."""
     picks = tuple(
-        dataclasses.replace(
-            pick, address=passed.value(pick.address), extent=passed.index(pick.extent)
-        )
-        for pick in side.picks
+        dataclasses.replace(pick, address=passed.value(pick.address)) for pick in side.picks
     )
-    return dataclasses.replace(side, address=passed.value(side.address), picks=picks)
+    extents = side.extents
+    side = dataclasses.replace(side, picks=picks, extents=(), inside=None, window=None)
+    return dataclasses.replace(side.map(passed.index), extents=extents)
 
 
-class _Skip(contextlib.AbstractContextManager["_Skip"]):
+class Skip(contextlib.AbstractContextManager["Skip"]):
     """A place behind the body of a loop, to which an iteration may jump."""
 
     def __init__(self, function: FunctionBuilder):
@@ -309,7 +391,7 @@ class _Skip(contextlib.AbstractContextManager["_Skip"]):
 
 
 def _picked_base(
-    context: Context, side: Side, place: dict[int, Index], operation: str, skip: _Skip
+    context: Context, side: Side, place: dict[int, Index], operation: str, skip: Skip
 ) -> ir.Value:
     """The address of a side at a position of the picked dimensions, after looking up and checking
     its indices.
@@ -324,17 +406,36 @@ def _picked_base(
         else:
             offset = function.add(offset, function.multiply(position, stride))
     for pick in side.picks:
-        tail = positions[len(positions) - len(pick.strides) :]
-        where = function.advance(_inside(pick.address), function.linear_index(tail, pick.strides))
-        register = load_element(function, where, pick.dtype)
-        index = register if register.type == i64 else _extend(function, register, pick.dtype)
-        if side.ignored is not None:
-            skip.when(function.builder.icmp_signed("==", index, ir.Constant(i64, side.ignored)))
-        if context.kernel.bounds_checks:
-            position = tail[0] if len(tail) == 1 else _number(function, tail, pick)
-            _check(context, side, pick, index, position, operation)
+        index = picked_index(context, side, pick, positions, operation, skip)
         offset = function.add(offset, function.multiply(index, pick.step))
-    return function.advance(_inside(side.address), offset)
+    return function.advance(value_inside(side.address), offset)
+
+
+def picked_index(
+    context: Context,
+    side: Side,
+    pick: Picks,
+    positions: Sequence[Index],
+    operation: str,
+    skip: Skip,
+) -> ir.Value:
+    """The index at a position of the picked dimensions, looked up and checked."""
+    function = context.function
+    tail = positions[len(positions) - len(pick.strides) :]
+    where = function.advance(value_inside(pick.address), function.linear_index(tail, pick.strides))
+    if pick.layout is not None:
+        # Of what is broadcast there is one.
+        place = [one if step else 0 for one, step in zip(tail, pick.strides, strict=True)]
+        layout = pick.layout.map(value_inside)
+        where = layout.spot(context, function, where, place).address
+    register = load_element(function, where, pick.dtype)
+    index = register if register.type == i64 else _extend(function, register, pick.dtype)
+    if side.ignored is not None:
+        skip.when(function.builder.icmp_signed("==", index, ir.Constant(i64, side.ignored)))
+    if context.kernel.bounds_checks and not side.is_table:
+        position = tail[0] if len(tail) == 1 else _number(function, tail, pick)
+        _check(context, side, pick, index, position, operation)
+    return index
 
 
 def _extend(function: FunctionBuilder, register: ir.Value, dtype: np.dtype) -> ir.Value:
@@ -358,7 +459,7 @@ def _check(
     operation: str,
 ) -> None:
     function = context.function
-    extent = function.index(_inside(pick.extent))
+    extent = function.index(value_inside(pick.extent))
 
     def record() -> None:
         site = context.site(

@@ -276,6 +276,9 @@ def _block(
             f"({written_name(*origin)!r}) to "
             f"{target_view.dtype} ({written_name(*to)!r})"
         )
+    views = source_view, target_view
+    if any(map(_may_hang, views)) and any(view.pieces is not None for view in views):
+        raise padding.refused(context, source_view, f"{operation} under a wider dtype")
     source_view, target_view = _in_common_pieces(context, source_view, target_view, add)
     source_side, target_side = (
         copies.side_of(context, source_view),
@@ -287,14 +290,19 @@ def _block(
         target_side = dataclasses.replace(target_side, extents=common)
     else:
         target_side = _same_extents(context, source_side, target_side, operation, origin, to)
-    if source_view.hangs or target_view.hangs:
-        views = source_view, target_view
-        if any(view.indices is not None or view.pieces is not None for view in views):
-            raise padding.refused(context, source_view, f"{operation} through indices or a bitcast")
-        source_side = _with_overhang(context, source_side, source_view)
-        target_side = _with_overhang(context, target_side, target_view)
+    if any(map(_may_hang, views)):
+        is_picked = any(view.indices is not None for view in views)
+        laid_out = copies.with_layout if is_picked else _with_overhang
+        source_side = laid_out(context, source_side, source_view)
+        target_side = laid_out(context, target_side, target_view)
     is_atomic = not (target.ref.place is Place.PRIVATE and target.is_own)
     return copies.Block(target_side, source_side, target_view.dtype, add, is_atomic)
+
+
+def _may_hang(view: View) -> bool:
+    """Whether a side of a copy, or the indices of one, may lie in the padding of tiles."""
+    arrays = () if view.indices is None else view.indices.arrays
+    return view.hangs or any(isinstance(array, View) and array.hangs for array in arrays)
 
 
 def _with_overhang(context: Context, side: copies.Side, view: View) -> copies.Side:
