@@ -355,6 +355,46 @@ def test_registers_are_read_from_a_vector_rounded_up_to_the_tile():
         kernel(x, np.full(LANES, 121, np.int32))
 
 
+@pytest.mark.parametrize("is_of_a_window", [False, True])
+def test_a_subcores_own_part_of_shared_memory_has_the_padding_of_the_whole(is_of_a_window):
+    subcores = 16
+
+    def body(start_ref, out_ref, shared, row, where):
+        me = jax.lax.axis_index("subcore")
+        pltpu.sync_copy(start_ref, where)
+        start = where[...][0]
+        row[...] = jnp.full((LANES,), me)
+        part = shared.at[pl.ds(start, 4)] if is_of_a_window else shared
+        mine = plsc.slice_subcore_vmem_from_shared(part)
+        for number in range(4):
+            pltpu.sync_copy(row, mine.at[number if is_of_a_window else start + number])
+        plsc.subcore_barrier()
+
+        @pl.when(me == 0)
+        def _publish():
+            pltpu.sync_copy(shared, out_ref)
+
+    with cokernel.target(CHIP):
+        kernel = cokernel.kernel(
+            body,
+            jax.ShapeDtypeStruct((ROWS, LANES * subcores), jnp.int32),
+            mesh=plsc.VectorSubcoreMesh(
+                core_axis_name="core", subcore_axis_name="subcore", num_cores=1
+            ),
+            scratch_types=[
+                pltpu.VMEM_SHARED((ROWS, LANES * subcores), jnp.int32),
+                *[pltpu.VMEM((LANES,), jnp.int32)] * 2,
+            ],
+            interpret=UNTRACKED,
+        )
+        for start in (2, 8, 12):
+            found = np.asarray(kernel(np.full(LANES, start, np.int32)))[start : start + 4]
+            expected = np.tile(np.repeat(np.arange(subcores), LANES), (len(found), 1))
+            np.testing.assert_array_equal(found, expected)
+        with pytest.raises(FAILURES, match="OutOfBounds"):
+            kernel(np.full(LANES, 13, np.int32))
+
+
 def test_what_cannot_reach_into_the_padding_is_refused_by_name():
     def body(start_ref, out_ref, numbers, start):
         pltpu.sync_copy(start_ref, start)

@@ -230,6 +230,17 @@ CASES = {
         lambda whole, i, j, at, keep, values: whole[i : i + 4, at],
         room=(128, 13, 1),
     ),
+    "columns by an array, then rows by another": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: block.at[:, at][at % 16],
+        lambda whole, i, j, at, keep, values: whole[:, at][at % 16],
+    ),
+    "columns by an array, then some of them in a row": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: block.at[:, at][i, pl.ds(2, 4)],
+        lambda whole, i, j, at, keep, values: whole[i, at[2:6]],
+        room=(128, 16, 1),
+    ),
     "elements by two arrays": Case(
         (3, 10, 100),
         lambda block, i, j, at, keep, values: block[i, at[:, None] % 16, at],
@@ -467,6 +478,56 @@ def test_a_report_names_just_the_elements_of_the_padding(name, at, repaired, ind
     assert finding.parties[0].action == "reads"
     assert "which is the padding of its tiles and nobody has written" in finding.sentence
     assert "beyond the end" in finding.advice[0]
+
+
+@pytest.mark.parametrize(
+    "form", ["gather", "sum by a scatter", "expanded load", "masked load", "an array"]
+)
+def test_what_nobody_has_written_is_told_with_the_padding(form):
+    """Elements 16 to 23 of twenty, of which nobody has written the last four."""
+
+    def body(start_ref, out_ref, block, where, result):
+        pltpu.sync_copy(start_ref, where)
+        at = where[...]
+        block[pl.ds(0, 8)] = jnp.zeros(LANES, jnp.float32)
+        block[pl.ds(8, 8)] = jnp.zeros(LANES, jnp.float32)
+        if form == "gather":
+            found = plsc.load_gather(block, [at])
+        elif form == "expanded load":
+            found = plsc.load_expanded(block.at[pl.ds(at[0], LANES)], mask=at >= 0)
+        elif form == "masked load":
+            found = PL.load(block, (pl.ds(at[0], LANES),), mask=at >= 0)
+        elif form == "an array":
+            found = block[at]
+        else:
+            plsc.addupdate_scatter(block, [at], jnp.ones(LANES, jnp.float32))
+            found = block[pl.ds(12, LANES)]
+        result[...] = found
+        pltpu.sync_copy(result, out_ref)
+
+    with cokernel.target(CHIP):
+        kernel = cokernel.kernel(
+            body,
+            jax.ShapeDtypeStruct((LANES,), jnp.float32),
+            mesh=mesh_of(CASES["gather"]),
+            scratch_types=[
+                pltpu.VMEM((20,), jnp.float32),
+                pltpu.VMEM((LANES,), jnp.int32),
+                pltpu.VMEM((LANES,), jnp.float32),
+            ],
+            interpret=PADDED,
+        )
+        at = np.arange(LANES, dtype=np.int32)
+        if form != "sum by a scatter":
+            kernel(at)
+            assert cokernel.last_report().findings == ()
+        with pytest.raises(FAILURES, match="UninitialisedRead"):
+            kernel(at + 16)
+    [finding] = cokernel.last_report().findings
+    assert finding.name == "block"
+    # What a sum leaves in the padding is lost.
+    is_sum = form == "sum by a scatter"
+    assert finding.indices == ("[16:20]" if is_sum else "[16:20] and [20:24]")
 
 
 def test_a_mask_that_leaves_the_padding_out_is_clean():

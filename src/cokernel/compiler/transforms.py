@@ -232,16 +232,24 @@ def _subcore_slice(context: Context, view: View) -> View:
             f"{view.ref.name!r}, and this program runs "
             f"on {mesh}"
         )
-    if view.hangs:
-        raise padding.refused(context, view, "the part of a subcore")
-    view = _without_room(view)
     function = context.function
-    *_, minor = view.shape
+    *others, minor = view.shape
     part = minor // subcores_of_chip()
     subcore = function.builder.sext(context.axis_coordinate(mesh.subcore_axis_name), i64)
     offset = function.multiply(subcore, part * view.strides[-1])
+    start = function.multiply(subcore, part)
+    extents = (*others, part)
+    cut = _Cut(function, view)
+    for dimension, extent in enumerate(others):
+        cut.slice(dimension, 0, extent, 1)
+    cut.slice(len(others), start, part, 1)
     return dataclasses.replace(
-        view, address=function.advance(view.address, offset), extents=(*view.extents[:-1], part)
+        view,
+        address=function.advance(view.address, offset),
+        extents=extents,
+        room=cut.room,
+        overhang=cut.overhang(extents),
+        origin=cut.origin,
     )
 
 
@@ -480,10 +488,19 @@ def _index_after_arrays(context: Context, view: View, indexer: Any, operation: s
     rest = (*indexer.indices[: indices.position], *indexer.indices[indices.position + rank :])
     if not whole or not all(isinstance(index, _jax.Slice) for index in rest):
         positions = [_position(context, index) for index in indexer.indices]
+        view = _with_room(view)
         return scattered.indexed(context, view, indexer, positions, operation)
     plain = dataclasses.replace(view, indices=None)
     inner = _jax.NDIndexer(rest, tuple(view.extents), ())
     return dataclasses.replace(_index(context, plain, inner, operation), indices=indices)
+
+
+def _with_room(view: View) -> View:
+    """A view that also shows what an index into it may lead to in the padding."""
+    if view.room is None or all(map(is_same_index, view.room, view.extents)):
+        return view
+    known = Overhang(view.extents, 1) if view.overhang is None else view.overhang
+    return dataclasses.replace(view, extents=view.room, overhang=known)
 
 
 def _position(context: Context, index: Any) -> Any:

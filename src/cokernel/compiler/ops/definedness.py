@@ -33,14 +33,19 @@ _BOOL = np.dtype(np.bool_)
 AT_ONCE = -1
 # The number of what a copy reads from the padding of tiles.
 FROM_PADDING = -2
-# What probes call the reads of some primitives.
+# What probes call the reads of primitives, by how these select what they read.
 OPERATIONS = {
-    "get": "read",
-    "swap": "write",
-    "masked_load": "load",
-    "masked_swap": "store",
-    "load": "load_expanded",
-    "gather": "load_gather",
+    ("view", "get"): "read",
+    ("view", "load"): "read",
+    ("view", "swap"): "write",
+    ("view", "masked_load"): "load",
+    ("view", "masked_swap"): "store",
+    ("masked", "masked_load"): "load",
+    ("masked", "masked_swap"): "store",
+    ("front", "load"): "load_expanded",
+    ("front", "swap"): "addupdate_compressed",
+    ("lanes", "gather"): "load_gather",
+    ("lanes", "scatter"): "addupdate_scatter",
 }
 # A report looks for its read among so many; where more could be meant it tells the last one.
 MOST_READS = 64
@@ -55,19 +60,20 @@ def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
     selection = jax.tree.unflatten(eqn.params["tree"], operands)
     shape = tuple(eqn.outvars[0].aval.shape)
     operation = eqn.params["operation"]
+    told = OPERATIONS.get((eqn.params["form"], operation), operation)
     if eqn.params["form"] == "view":
         answer, context.answer = context.answer, None
         if answer is not None and _is_same(answer.atoms, eqn.invars):
             return _mask_after_read(context, answer, shape, eqn.params["read"])
         ref, transforms = selection
         view = _view(context, ref, transforms, operation)
-        return _settled(context, _mask_of_view(context, view, shape, operation, eqn.params["read"]))
+        return _settled(context, _mask_of_view(context, view, shape, told, eqn.params["read"]))
     target = nests.dense_buffer(context, shape, _BOOL)
     nests.fill_zero(context, target.address, target.size)
 
     def ask(spot: Spot, view: View, inside: Buffer, index: Sequence[Index]) -> None:
         function = context.function
-        found = _ask_spot(context, view, spot, operation, eqn.params["read"])
+        found = _ask_spot(context, view, spot, told, eqn.params["read"])
         place = inside.element_address(function, list(index))
         function.builder.store(function.builder.trunc(found, i8), place, align=1)
 
@@ -247,7 +253,7 @@ def _fill_mask_of_overhang(
         place = held[0].element_address(function, index)
         function.builder.store(function.builder.trunc(found, i8), place, align=1)
 
-    padding.tell_if_read(context, view, _read_site(context, view, operation), read)
+    padding.tell_if_read(context, view, access_site(context, view, operation), read)
     padding.for_each_inside(context, "undefined_inside", view, [target], ask)
 
 
@@ -271,7 +277,7 @@ def _mask_after_read(context: Context, answer: Answer, shape: Sequence[int], rea
     there is one.
     """
     if answer.view.overhang is not None:
-        return _settled(context, _mask_of_view(context, answer.view, shape, "get", read))
+        return _settled(context, _mask_of_view(context, answer.view, shape, "read", read))
     builder = context.builder
     target = nests.dense_buffer(context, shape, _BOOL)
     is_bad = builder.icmp_signed("!=", answer.register, ir.Constant(i32, 0))
@@ -413,18 +419,13 @@ def _mark_block(
 Step = Callable[[Spot, View, Buffer, Sequence[Index]], None]
 
 
-def _read_site(context: Context, view: View, operation: str) -> ir.Constant:
-    """The site of a read by a primitive: that which its probe has."""
-    return access_site(context, view, OPERATIONS.get(operation, operation))
-
-
 def _ask_spot(context: Context, view: View, spot: Spot, operation: str, read: int) -> ir.Value:
     """Whether the element at a spot is undefined; in the padding all are."""
     function = context.function
     found = _ask_one(function, spot.address, dtypes.itemsize(view.dtype), read)
     if spot.number is None:
         return found
-    site = _read_site(context, view, operation)
+    site = access_site(context, view, operation)
     return function.builder.or_(found, spots.tell_if_read(context, view, spot, site, read))
 
 
