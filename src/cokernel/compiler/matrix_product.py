@@ -425,8 +425,10 @@ class _Loops:
             ]
             for row in range(rows)
         ]
-        for place in itertools.chain(*places):
-            prefetch(function, place, 0, Cache.FIRST, is_read=False)
+        spread = product.target_spread(rows)
+        if spread is None:
+            for place in itertools.chain(*places):
+                prefetch(function, place, 0, Cache.FIRST, is_read=False)
         sums = [ir.Constant(self.floats, None)] * (rows * count)
         with function.loop(0, steps, carry=[left, panel, *sums], rolled=True) as loop:
             at, to, *sums = loop.carry
@@ -440,6 +442,8 @@ class _Loops:
             ]
             ahead = function.multiply(loop.counter, product.step_share)
             prefetch(function, soon, ahead, Cache.SECOND)
+            if spread is not None:
+                self._prefetch_target(function, target, loop.counter, spread)
             following = []
             for row in range(rows):
                 word = builder.load(function.advance(at, row * between), typ=i32, align=WORD)
@@ -476,6 +480,20 @@ class _Loops:
         function.finish()
         return function
 
+    def _prefetch_target(
+        self, function: FunctionBuilder, target: ir.Value, step: Index, spread: int
+    ) -> None:
+        """Brings one line of the target closer: the next one after each 2**spread steps."""
+        builder = function.builder
+        # Of each row this takes PANEL_VECTORS lines, a power of two as vectors have whole lines.
+        line = builder.lshr(function.index(step), ir.Constant(i64, spread))
+        in_row = builder.and_(line, ir.Constant(i64, PANEL_VECTORS - 1))
+        row = builder.lshr(line, ir.Constant(i64, PANEL_VECTORS.bit_length() - 1))
+        offset = function.linear_index(
+            [row, in_row], [self.product.target_step * WORD, LINE_BYTES]
+        )
+        prefetch(function, target, offset, Cache.SECOND)
+
     def _store(
         self,
         function: FunctionBuilder,
@@ -488,25 +506,27 @@ class _Loops:
         those lanes of the last place of each row."""
         builder = function.builder
         overloads = [self.floats, pointer]
-        values = iter(sums)
-        for row in places:
-            for place in row:
-                value = next(values)
-                is_masked = mask is not None and place is row[-1]
-                if is_adding and is_masked:
-                    arguments = [place, mask, ir.Constant(self.floats, None)]
+        flat = [(place, mask if place is row[-1] else None) for row in places for place in row]
+        values = sums
+        if is_adding:
+            # All loads come before the first store. Where rows are a multiple of 4096 bytes apart,
+            # the processor takes a load for one of what has just been stored in another row.
+            values = []
+            for (place, some), value in zip(flat, sums, strict=True):
+                if some is None:
+                    before = builder.load(place, typ=self.floats, align=WORD)
+                else:
+                    arguments = [place, some, ir.Constant(self.floats, None)]
                     before = function.intrinsic(
                         "llvm.masked.load", self.floats, arguments, overloads=overloads
                     )
-                    value = builder.fadd(before, value)
-                elif is_adding:
-                    before = builder.load(place, typ=self.floats, align=WORD)
-                    value = builder.fadd(before, value)
-                if is_masked:
-                    arguments = [value, place, mask]
-                    function.intrinsic("llvm.masked.store", void, arguments, overloads=overloads)
-                else:
-                    builder.store(value, place, align=WORD)
+                values.append(builder.fadd(before, value))
+        for (place, some), value in zip(flat, values, strict=True):
+            if some is None:
+                builder.store(value, place, align=WORD)
+            else:
+                arguments = [value, place, some]
+                function.intrinsic("llvm.masked.store", void, arguments, overloads=overloads)
 
     def _multiply_add(
         self, function: FunctionBuilder, left: ir.Value, right: ir.Value, addend: ir.Value

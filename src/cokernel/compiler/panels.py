@@ -20,6 +20,8 @@ LEFT_BYTES = {16: 512 << 10, 8: 256 << 10}
 BLOCK_COLUMNS = 1024
 # So many bytes come into the cache together.
 LINE_BYTES = 64
+# With fewer steps there is no time for that between them.
+LEAST_SPREAD = 64
 # So many words of all columns are copied before the next ones.
 STRIP_WORDS = 8
 # Between rows of the copy lie a few words, so that they do not all fall into the same few lines of
@@ -91,6 +93,19 @@ class Product:
         vectors, about as many in each block."""
         blocks = -(-self.summed_words // BLOCK_WORDS[self.lanes])
         return round_up(-(-self.summed_words // blocks), self.lanes)
+
+    def target_spread(self, rows: int) -> int | None:
+        """The binary logarithm of how many steps of a block's sum there are for each line of so
+        many rows of a panel of the target, which comes closer meanwhile; None if all lines are
+        asked for before the first step.
+
+        So many lines at once would keep what is multiplied waiting. Eight lanes have fewer lines,
+        and steps so short that they have no time for the addresses.
+        """
+        if self.lanes * WORD != LINE_BYTES:
+            return None
+        last = self.summed_words % self.block_words or self.block_words
+        return (last // (rows * PANEL_VECTORS)).bit_length() - 1 if last >= LEAST_SPREAD else None
 
     @property
     def regions(self) -> list[tuple[int, int, int]]:
