@@ -7,11 +7,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jax import lax
-
 from cokernel import _jax
 from cokernel.compiler import dtypes
-from cokernel.records import record
 
 # Primitives at which a core can block, or must let others run.
 SUSPENDING = frozenset(
@@ -159,62 +156,6 @@ def finished_copies(jaxpr: Any) -> frozenset[int]:
             if source_semaphore is None and device_id is None:
                 numbers |= {number, number + 1}
     return frozenset(numbers)
-
-
-@record(frozen=True)
-class StoredProduct:
-    """A matrix product that is only stored to a Ref or added to it, by the numbers of the equations
-    for the product, for the addition of something else if there is one, and for the store.
-    """
-
-    product: int
-    addition: int | None
-    store: int
-
-    def equations(self) -> list[int]:
-        """The numbers of all of them."""
-        numbers = (self.product, self.addition, self.store)
-        return [number for number in numbers if number is not None]
-
-
-def stored_products(jaxpr: Any, *, is_checked: bool) -> list[StoredProduct]:
-    """The products that can be summed in the memory of the Ref that they are meant for."""
-    users: dict[Any, list[int]] = {}
-    for number, eqn in enumerate(jaxpr.eqns):
-        for atom in eqn.invars:
-            if isinstance(atom, _jax.Var):
-                users.setdefault(atom, []).append(number)
-    for atom in jaxpr.outvars:
-        if isinstance(atom, _jax.Var):
-            users.setdefault(atom, []).append(len(jaxpr.eqns))
-
-    def only_user(number: int) -> int | None:
-        [variable] = jaxpr.eqns[number].outvars
-        found = users.get(variable, [])
-        return found[0] if len(found) == 1 and found[0] < len(jaxpr.eqns) else None
-
-    products = []
-    for number, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive is not lax.dot_general_p:
-            continue
-        addition, store = None, only_user(number)
-        if store is not None and jaxpr.eqns[store].primitive is lax.add_p:
-            addition, store = store, only_user(store)
-        if store is None or not _only_stores(jaxpr.eqns[store], jaxpr.eqns[addition or number]):
-            continue
-        if any(result in users for result in jaxpr.eqns[store].outvars):
-            continue
-        # What the product reads must still be there when it is stored.
-        between = jaxpr.eqns[number + 1 : store]
-        if not any(writes_memory(other, is_checked=is_checked) for other in between):
-            products.append(StoredProduct(number, addition, store))
-    return products
-
-
-def _only_stores(store: Any, value: Any) -> bool:
-    """Whether an equation stores, or adds, the value of another one to a Ref."""
-    is_store = store.primitive in (_jax.swap_p, _jax.addupdate_p)
-    return is_store and store.invars[1] is value.outvars[0]
 
 
 def _same_operands(one: Any, other: Any) -> bool:

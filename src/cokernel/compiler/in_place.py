@@ -35,7 +35,6 @@ from cokernel.compiler.analysis import (
     is_known,
     over_jaxprs,
     passed_on,
-    stored_products,
 )
 from cokernel.compiler.covering import covers, unused_results
 from cokernel.compiler.moves import (
@@ -53,6 +52,7 @@ from cokernel.compiler.moves import (
     slot_of_transforms,
 )
 from cokernel.compiler.pipelines import is_written_by_pipeline
+from cokernel.compiler.stored_products import stored_products
 from cokernel.records import record
 
 # Given a Ref and, where it is to be that, a part of an operand.

@@ -79,10 +79,17 @@ def is_readable(matrices: Buffer) -> bool:
 
 
 def multiply(
-    context: Context, form: Form, target: Buffer, left: Buffer, right: Buffer, *, add: bool
+    context: Context,
+    form: Form,
+    target: Buffer,
+    left: Buffer,
+    right: Buffer,
+    *,
+    add: bool | ir.Value,
 ) -> None:
     """Emits target = left @ right, or target += left @ right, for stacks of matrices: float32
-    (batch, m, n), and (batch, m, k) and (batch, k, n) in the dtype of the form.
+    (batch, m, n), and (batch, m, k) and (batch, k, n) in the dtype of the form. `add` says which,
+    and may be an i1 that is known only when the code runs.
 
     The operands are as `is_readable` wants them, the columns of the target lie side by side, and
     the target overlaps no operand.
@@ -90,10 +97,12 @@ def multiply(
     batch, m, k = left.shape
     n = right.shape[2]
     lies = (_operand(*left.strides[1:]), _operand(*reversed(right.strides[1:])))
-    product = Product(form, lanes_of(form), m, k, n, *lies, target.strides[1], add)
+    product = Product(form, lanes_of(form), m, k, n, *lies, target.strides[1])
     arena = context.program.arena
     rooms = [arena.allocate(product.left_bytes), arena.allocate(product.right_bytes)]
-    loop = context.function.sibling("products", [pointer] * 5)
+    if isinstance(add, bool):
+        add = ir.Constant(i1, add)
+    loop = context.function.sibling("products", [*[pointer] * 5, i1])
     inside = [
         dataclasses.replace(buffer, address=parameter)
         for buffer, parameter in zip((target, left, right), loop.parameters, strict=False)
@@ -104,7 +113,7 @@ def multiply(
         loop.builder.call(one.function, [loop.core, *places, *loop.parameters[3:]])
     loop.finish()
     addresses = [context.private_address(room.offset) for room in rooms]
-    context.call(loop, [target.address, left.address, right.address, *addresses])
+    context.call(loop, [target.address, left.address, right.address, *addresses, add])
 
 
 def _operand(line: int, inside: int) -> Operand:
@@ -132,8 +141,8 @@ class _Loops:
         self.halves = vector_words.halves(product.lanes)
 
     def emit(self) -> FunctionBuilder:
-        """A function of target, left, right, and the rooms for a block of the left and the right
-        matrix."""
+        """A function of target, left, right, the rooms for a block of the left and of the right
+        matrix, and whether to add to the target."""
         product = self.product
         copy_left, copy_right = self._copy_left(), self._copy_right()
         kernels = {
@@ -141,8 +150,8 @@ class _Loops:
             for _, _, rows in product.regions
             for vectors in product.panel_vectors
         }
-        function = self.caller.sibling("product", [pointer] * 5)
-        target, left, right, left_room, right_room = function.parameters
+        function = self.caller.sibling("product", [*[pointer] * 5, i1])
+        target, left, right, left_room, right_room, add = function.parameters
 
         def call(callee: FunctionBuilder, *arguments: Index | ir.Value) -> None:
             values = [function.index(argument) for argument in arguments]
@@ -160,9 +169,8 @@ class _Loops:
             rest = function.subtract(product.k, element)
             source = self._at(function, right, product.right, element, column)
             call(copy_right, source, right_room, columns, steps, rest)
-            adds = function.builder.icmp_signed("!=", word, ir.Constant(i64, 0))
-            if product.add:
-                adds = ir.Constant(i1, 1)
+            is_later = function.builder.icmp_signed("!=", word, ir.Constant(i64, 0))
+            adds = function.builder.or_(is_later, add)
             for first, count, rows in product.regions:
                 with function.loop(0, count, step=product.block_groups) as block:
                     rest_groups = function.subtract(count, block.counter)
@@ -489,9 +497,7 @@ class _Loops:
         line = builder.lshr(function.index(step), ir.Constant(i64, spread))
         in_row = builder.and_(line, ir.Constant(i64, PANEL_VECTORS - 1))
         row = builder.lshr(line, ir.Constant(i64, PANEL_VECTORS.bit_length() - 1))
-        offset = function.linear_index(
-            [row, in_row], [self.product.target_step * WORD, LINE_BYTES]
-        )
+        offset = function.linear_index([row, in_row], [self.product.target_step * WORD, LINE_BYTES])
         prefetch(function, target, offset, Cache.SECOND)
 
     def _store(

@@ -63,7 +63,6 @@ class Product:
     left: Operand
     right: Operand
     target_step: int
-    add: bool
 
     @property
     def panel_columns(self) -> int:

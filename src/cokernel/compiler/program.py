@@ -1,18 +1,18 @@
 """Walks a program's jaxpr and emits its code; decides what is computed when."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 
 from cokernel import _jax
 from cokernel.compiler import dtypes
 from cokernel.compiler.analysis import (
-    StoredProduct,
     finished_copies,
     inner_jaxprs,
-    stored_products,
     writes_memory,
 )
 from cokernel.compiler.context import Context
@@ -20,6 +20,7 @@ from cokernel.compiler.liveness import OVERWRITING, Ownership
 from cokernel.compiler.ops.registry import ADDED_RULES, find_rule
 from cokernel.compiler.polling import polling_reads
 from cokernel.compiler.refs import AnyRef, root_of
+from cokernel.compiler.stored_products import StoredProduct, stored_products
 from cokernel.compiler.values import Expression, Value, array_constant
 from cokernel.source_lines import SourceLine, user_line
 
@@ -48,6 +49,7 @@ def lower_jaxpr(
         context.polled |= polling_reads(jaxpr)
     stored = stored_products(jaxpr, is_checked=is_checked)
     products = {product.store: product for product in stored}
+    clearings = {item.clearing.number: item for item in stored if item.clearing is not None}
     _use_operands_later(jaxpr, products.values(), last_use)
     deferred = {product.product for product in products.values()}
     deferred |= {product.addition for product in products.values() if product.addition is not None}
@@ -59,6 +61,12 @@ def lower_jaxpr(
             continue
         context.equations[-1] = eqn
         context.line = source_line(eqn) or enclosing
+        if number in clearings:
+            product = clearings[number]
+            if _is_cleared_apart(env, jaxpr, product):
+                _keep_live_values(context, env, eqn, number, last_use)
+                continue
+            products[product.store] = dataclasses.replace(product, clearing=None)
         if number in products:
             _keep_live_values(context, env, eqn, number, last_use)
             _store_product(context, env, jaxpr, products[number])
@@ -145,6 +153,16 @@ def _use_operands_later(
                     last_use[atom] = max(last_use[atom], product.store)
 
 
+def _is_cleared_apart(env: dict[Any, Any], jaxpr: Any, product: StoredProduct) -> bool:
+    """Whether what is cleared in front of a product lies elsewhere than all that is read between
+    the two."""
+    assert product.clearing is not None
+    cleared = root_of(env[jaxpr.eqns[product.store].invars[0]])[0].memory
+    return all(
+        ref in env and root_of(env[ref])[0].memory != cleared for ref in product.clearing.beside
+    )
+
+
 def _store_product(
     context: Context, env: dict[Any, Any], jaxpr: Any, product: StoredProduct
 ) -> None:
@@ -163,8 +181,19 @@ def _store_product(
     from cokernel.compiler.ops.dot import store_product
 
     store_line = context.line
-    if store_product(context, dot, factors, other, store, ref, indices):
+    adds_if = None
+    if product.clearing is not None:
+        clearing = jaxpr.eqns[product.clearing.number]
+        chosen = [read_atom(context, env, atom) for atom in clearing.invars]
+        which = context.scalar(chosen[0])
+        # All numbers but 0 choose the second branch.
+        comparison = "!=" if product.clearing.branch == 0 else "=="
+        adds_if = context.builder.icmp_signed(comparison, which, ir.Constant(which.type, 0))
+    if store_product(context, dot, factors, other, store, ref, indices, adds_if):
         return
+    if product.clearing is not None:
+        context.line = source_line(clearing) or store_line
+        apply_rule(context, clearing, chosen)
     context.line = source_line(dot) or store_line
     [value] = apply_rule(context, dot, factors)
     if other is not None:

@@ -78,9 +78,11 @@ def store_product(
     store: Any,
     ref: Any,
     indices: Sequence[Any],
+    adds_if: ir.Value | None = None,
 ) -> bool:
     """Computes a product of two matrices where it is stored to: `ref[...] = dot`, `+= dot`, or
     `= other + dot`. Returns whether it could; if not, nothing has been emitted that matters.
+    `adds_if`, an i1, says whether a product is really added that is added to what is there.
     """
     (left_sum, right_sum), (left_batch, _) = dot.params["dimension_numbers"]
     left, right = factors
@@ -105,10 +107,13 @@ def store_product(
     target = view.buffer()
     if target.shape != (m, n) or target.dtype != np.float32 or target.strides[1] != 1:
         return False
-    adds = other is not None or store.primitive is _jax.addupdate_p
     is_sum = store.primitive is _jax.addupdate_p
+    is_there = other is None or is_same_place(other, target)
+    if adds_if is not None and not is_there:
+        return False
+    adds = adds_if if adds_if is not None else other is not None or is_sum
     probe(context, view, Access.UPDATE if is_sum else Access.WRITE, "write")
-    if other is not None and not is_same_place(other, target):
+    if other is not None and not is_there:
         write(context, view, other)
     left = views.take_view(
         context, left, views.transposed(left.shape, [1 - left_sum[0], *left_sum])
