@@ -91,6 +91,11 @@ def swapped(whole, window, keep, values):
     return old
 
 
+def halves(numbers, module):
+    """Halves of float32 as float32; those of what the padding is read as are not a number."""
+    return module.where(numbers == -1, module.nan, numbers).astype(np.float32)
+
+
 def gathered(block, i, j, at, keep, values):
     return jnp.where(keep, plsc.load_gather(block, [at], mask=keep), 0)
 
@@ -300,6 +305,22 @@ CASES = {
         lambda whole, i, j, at, keep, values: whole[i : i + 4, j : j + 8],
         room=(1, 13, 121),
     ),
+    "a window under a narrower dtype": Case(
+        (10, 100),
+        lambda block, i, j, at, keep, values: halves(
+            block.at[pl.ds(i, 4), pl.ds(j, 8)].bitcast(jnp.int16)[...], jnp
+        ),
+        lambda whole, i, j, at, keep, values: halves(
+            whole[i : i + 4, j : j + 8]
+            .copy()
+            .view(np.int16)
+            .reshape(4, 8, 2)
+            .transpose(0, 2, 1)
+            .reshape(8, 8),
+            np,
+        ),
+        room=(1, 13, 121),
+    ),
     "a window of a Ref under another dtype": Case(
         (10, 100),
         lambda block, i, j, at, keep, values: jax.lax.bitcast_convert_type(
@@ -400,7 +421,7 @@ def run(name, interpret, numbers, at, keep, values):
     with cokernel.target(CHIP):
         arguments = (x, numbers, at.astype(np.int32), keep.astype(np.int32), values)
         found, left = map(np.asarray, compiled(name, interpret)(*arguments))
-    whole = np.full(padded(case.shape), np.nan, np.float32)
+    whole = np.full(padded(case.shape), -1, np.int32).view(np.float32)
     inside = tuple(slice(0, extent) for extent in case.shape)
     whole[inside] = x
     i, j = map(int, numbers[:2])
@@ -442,6 +463,79 @@ def test_a_value_from_the_padding_is_found_and_no_other(name, data):
         (_, left), _ = run(name, PADDED, *arguments)
         np.testing.assert_array_equal(left, whole)
         assert cokernel.last_report().findings == ()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "room"),
+    [
+        (jnp.float32, 10, 16),
+        (jnp.int32, 3, 4),
+        (jnp.bfloat16, 10, 16),
+        (jnp.int8, 33, 40),
+        (jnp.bool_, 33, 40),
+    ],
+)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_every_dtype_has_the_room_of_its_tiles(dtype, rows, room, seed):
+    with cokernel.target(CHIP):
+        kernel = of_dtype(dtype, rows)
+        random = np.random.default_rng(seed)
+        at, keep = random.integers(0, room, LANES), random.random(LANES) < 0.5
+        x = jnp.asarray(random.integers(0, 2, (rows, 128))).astype(dtype)
+        fetched, swapped, left = kernel(x, at.astype(np.int32), keep.astype(np.int32))
+        whole = np.frombuffer(b"\xff" * room * 128 * x.itemsize, x.dtype).reshape(room, 128).copy()
+        whole[:rows] = x
+        expected = whole[at]
+        np.testing.assert_array_equal(*as_numbers(fetched, expected))
+        for row, is_taken in zip(at, keep, strict=True):
+            if is_taken:
+                whole[row] = x[0]
+        taken = np.where(keep[:, None], expected, x[0])
+        np.testing.assert_array_equal(*as_numbers(swapped, taken))
+        np.testing.assert_array_equal(*as_numbers(left, whole[:rows]))
+        with pytest.raises(FAILURES, match=f"OutOfBounds.*0 to {room - 1}\\b"):
+            kernel(x, np.full(LANES, room, np.int32), keep.astype(np.int32))
+
+
+def as_numbers(*arrays):
+    return [np.asarray(array).astype(np.float32) for array in arrays]
+
+
+@functools.cache
+def of_dtype(dtype, rows):
+    """A kernel that copies rows, and swaps some of them for the first row: (dtype[rows, 128],
+    int32[8], int32[8]) -> the copies, what was swapped, what is left.
+    """
+
+    def body(x_ref, at_ref, keep_ref, fetched_ref, swapped_ref, left_ref, *scratch):
+        x, at, keep, fetched, swapped, done = scratch
+        pltpu.sync_copy(x_ref, x)
+        pltpu.sync_copy(at_ref, at)
+        pltpu.sync_copy(keep_ref, keep)
+        pltpu.async_copy(x.at[at], fetched, done).wait()
+        first = jnp.broadcast_to(x[0], (LANES, 128))
+        taken = jnp.broadcast_to((keep[...] != 0)[:, None], (LANES, 128))
+        swapped[...] = PL.swap(x, (at[...],), first, mask=taken)
+        pltpu.sync_copy(fetched, fetched_ref)
+        pltpu.sync_copy(swapped, swapped_ref)
+        pltpu.sync_copy(x, left_ref)
+
+    some = (LANES, 128)
+    return jax.jit(
+        cokernel.kernel(
+            body,
+            [jax.ShapeDtypeStruct(shape, dtype) for shape in (some, some, (rows, 128))],
+            mesh=mesh_of(CASES["rows by an array"]),
+            scratch_types=[
+                pltpu.VMEM((rows, 128), dtype),
+                *[pltpu.VMEM((LANES,), jnp.int32)] * 2,
+                *[pltpu.VMEM(some, dtype)] * 2,
+                pltpu.SemaphoreType.DMA,
+            ],
+            interpret=UNTRACKED,
+        )
+    )
 
 
 def one_by_one(name, at, *, keep=None, numbers=(0, 0), interpret=PADDED):

@@ -296,6 +296,12 @@ def _index(
         if isinstance(index, AnyRef):
             access = Access.NONE if is_dma else Access.READ
             index_view = resolve(context, index, (), "read", access=access)
+            if is_dma and (index_view.indices is not None or index_view.pieces is not None):
+                raise NotImplementedError(
+                    f"{context.describe()}: {operation} with indices that lie apart in "
+                    f"{index_view.ref.name!r}, where an array has picked them or a bitcast joins "
+                    "them; read them first, and index with their values"
+                )
             index = index_view if is_dma else read(context, index_view)
         elif isinstance(index, Value | int) and not getattr(index, "shape", ()):
             start = _as_index(context, index)

@@ -592,3 +592,19 @@ def test_statistics_count_dmas_and_their_bytes():
     launch(body, like(x), x, scratch=[DMA])
     [program] = _runtime.last_statistics()["programs"]
     assert (program["dma_count"], program["dma_bytes"]) == (7, 280)
+
+
+@pytest.mark.parametrize("interpret", [False, cokernel.Checked(chip_limits="off")])
+def test_indices_that_an_array_has_picked_are_refused_by_name(interpret):
+    def body(x_ref, at_ref, o_ref):
+        picked = at_ref.at[jnp.arange(4, dtype=jnp.int32)]
+        pltpu.sync_copy(x_ref.at[picked], o_ref)
+
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct((4, 8), jnp.float32),
+        mesh=cokernel.CoreMesh(core=1),
+        interpret=interpret,
+    )
+    with pytest.raises(NotImplementedError, match=r"dma_start.*'at_ref'.*read them first"):
+        kernel(jnp.zeros((8, 8)), jnp.arange(8))

@@ -543,11 +543,11 @@ def _for_selected(
             function: FunctionBuilder,
             index: list[Index],
             taken: ir.Value,
-            spot: Spot,
+            find: Callable[[], Spot],
             inside: list[Any],
         ) -> None:
             with function.builder.if_then(taken):
-                step(spot, view, inside[0], index)
+                step(find(), view, inside[0], index)
 
         sparsecore_memory.walk(context, operation, mask, view, held, visit)
     else:

@@ -130,19 +130,19 @@ def _load_expanded(context: Context, eqn: Any, ref: Any, *operands: Any) -> Valu
         function: FunctionBuilder,
         index: list[Index],
         taken: ir.Value,
-        spot: Spot,
+        find: Callable[[], Spot],
         inside: list[Any],
     ) -> None:
-        # The spot is never behind the index, so the load is in bounds where its value is not
-        # wanted, too.
-        to = inside[0].element_address(function, index)
+        [goal] = inside
         with function.builder.if_else(taken) as (then, otherwise):
             with then:
-                register = load_element(function, spot.address, buffer.dtype)
-                store_element(function, register, to, buffer.dtype)
+                register = load_element(function, find().address, buffer.dtype)
+                place = goal.element_address(function, index)
+                store_element(function, register, place, buffer.dtype)
             with otherwise:
                 zero = ir.Constant(dtypes.register_type(buffer.dtype), None)
-                store_element(function, zero, to, buffer.dtype)
+                place = goal.element_address(function, index)
+                store_element(function, zero, place, buffer.dtype)
 
     walk(context, "load_expanded", mask, view, [target], step)
     return _settled(context, target)
@@ -154,9 +154,9 @@ def _settled(context: Context, buffer: Buffer) -> Value:
     return make_packed(buffer.shape, buffer.dtype, context.pack(buffer))
 
 
-# Emits what happens for one element of a mask: (function, its index, whether it is true, the spot
-# of the next element of the view, the operands).
-Step = Callable[[FunctionBuilder, list[Index], ir.Value, Spot, list[Any]], None]
+# Emits what happens for one element of a mask: (function, its index, whether it is true, what finds
+# the spot of the next element of the view, the operands).
+Step = Callable[[FunctionBuilder, list[Index], ir.Value, Callable[[], Spot], list[Any]], None]
 
 
 def walk(
@@ -175,9 +175,13 @@ def walk(
         with function.loop(0, mask.size, carry=[ir.Constant(i64, 0)]) as loop:
             index = function.unravel(loop.counter, mask.shape)
             place = function.unravel(loop.carry[0], mask.shape)
-            spot = spots.at(function, origin, base.element_address(function, place), place)
             taken = mask_in.element(ElementBuilder(function), index)
-            step(function, index, taken, spot, rest)
+
+            def find() -> Spot:
+                address = base.element_address(function, place)
+                return spots.at(function, origin, address, place)
+
+            step(function, index, taken, find, rest)
             loop.next = [function.builder.add(loop.carry[0], function.builder.zext(taken, i64))]
         return []
 
@@ -208,15 +212,17 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
         function: FunctionBuilder,
         index: list[Index],
         taken: ir.Value,
-        spot: Spot,
+        find: Callable[[], Spot],
         inside: list[Any],
     ) -> None:
-        with function.builder.if_then(taken), spot.written(function):
+        with function.builder.if_then(taken):
             register = inside[0].element(ElementBuilder(function), index)
-            if add:
-                add_in_place(context, spot.address, register, buffer.dtype, is_atomic=is_atomic)
-            else:
-                store_element(function, register, spot.address, buffer.dtype)
+            spot = find()
+            with spot.written(function):
+                if add:
+                    add_in_place(context, spot.address, register, buffer.dtype, is_atomic=is_atomic)
+                else:
+                    store_element(function, register, spot.address, buffer.dtype)
 
     walk(context, "store_compressed", mask, view, [context.materialise(value)], step)
     return value
