@@ -395,16 +395,131 @@ def test_a_subcores_own_part_of_shared_memory_has_the_padding_of_the_whole(is_of
             kernel(np.full(LANES, 13, np.int32))
 
 
+def joined(halves):
+    """Rows of int16 as half as many of int32, of which the first has the lower bits."""
+    rows, columns = halves.shape
+    pairs = halves.reshape(rows // 2, 2, columns).transpose(0, 2, 1)
+    return np.ascontiguousarray(pairs).view(np.int32)[..., 0]
+
+
+def apart(numbers):
+    rows, columns = numbers.shape
+    halves = np.ascontiguousarray(numbers).view(np.int16).reshape(rows, columns, 2)
+    return halves.transpose(0, 2, 1).reshape(2 * rows, columns)
+
+
+WIDER = ("load", "load some", "store", "sum", "copy from", "copy to", "narrow copy to")
+
+
+@functools.cache
+def under_a_wider_dtype(how, interpret):
+    """A kernel that does something with a window of eight rows under another dtype: (int16[11,
+    100], int32[4, 8], int32[2]) -> what it read, and what is left of the first.
+    """
+
+    def body(x_ref, values_ref, start_ref, out_ref, left_ref, block, some, start, narrow):
+        pltpu.sync_copy(start_ref, start)
+        pltpu.sync_copy(x_ref, block)
+        pltpu.sync_copy(values_ref, some)
+        narrow_window = block.at[pl.ds(start[0], 8), pl.ds(start[1], 8)]
+        window = narrow_window.bitcast(jnp.int32)
+        if how == "load":
+            some[...] = window[...]
+        elif how == "load some":
+            some[pl.ds(1, 2)] = window[pl.ds(start[0] // 4 + 1, 2)]
+        elif how == "store":
+            window[...] = some[...]
+        elif how == "sum":
+            jax.ref.addupdate(window, ..., some[...])
+        elif how == "copy from":
+            pltpu.sync_copy(window, some)
+        elif how == "copy to":
+            pltpu.sync_copy(some, window)
+        else:
+            # Here the other side is what has its parts under each other.
+            narrow[...] = jnp.zeros((8, 8), jnp.int16)
+            narrow.bitcast(jnp.int32)[...] = some[...]
+            pltpu.sync_copy(narrow.bitcast(jnp.int32), window)
+        pltpu.sync_copy(some, out_ref)
+        pltpu.sync_copy(block, left_ref)
+
+    return jax.jit(
+        tensor_core(
+            cokernel.kernel,
+            body,
+            jax.ShapeDtypeStruct((4, 8), jnp.int32),
+            jax.ShapeDtypeStruct((11, 100), jnp.int16),
+            scratch=[
+                pltpu.VMEM((11, 100), jnp.int16),
+                pltpu.VMEM((4, 8), jnp.int32),
+                pltpu.SMEM((2,), jnp.int32),
+                pltpu.VMEM((8, 8), jnp.int16),
+            ],
+            interpret=interpret,
+        )
+    )
+
+
+@pytest.mark.parametrize("how", WIDER)
+@settings(max_examples=15, deadline=None)
+@given(row=st.integers(0, 7), column=st.integers(0, 120), seed=st.integers(0, 99))
+def test_of_a_wider_dtype_a_part_may_lie_in_the_padding(how, row, column, seed):
+    random = np.random.default_rng(seed)
+    x = random.integers(0, 1 << 15, (11, 100)).astype(np.int16)
+    values = random.integers(0, 1 << 31, (4, 8)).astype(np.int32)
+    whole = np.full((16, 128), -1, np.int16)
+    whole[:11, :100] = x
+    is_padding = np.ones((16, 128), np.int16)
+    is_padding[:11, :100] = 0
+    window = np.s_[row : row + 8, column : column + 8]
+    expected, is_bad = values, False
+    if how in ("load", "copy from"):
+        expected, is_bad = joined(whole[window]), is_padding[window].any()
+    elif how == "load some":
+        first = row // 4 + 1
+        part = np.s_[row + 2 * first : row + 2 * first + 4, column : column + 8]
+        expected, is_bad = values.copy(), is_padding[part].any()
+        expected[1:3] = joined(whole[part])
+    elif how == "sum":
+        # What carries goes to the upper half, of which the padding has the last ones.
+        with np.errstate(over="ignore"):
+            whole[window] = apart(joined(whole[window]) + values)
+    else:
+        whole[window] = apart(values)
+    arguments = x, values, np.array([row, column], np.int32)
+    with cokernel.target(CHIP):
+        found, left = under_a_wider_dtype(how, UNTRACKED)(*arguments)
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(left, whole[:11, :100])
+        if is_bad:
+            with pytest.raises(FAILURES, match="UninitialisedRead"):
+                under_a_wider_dtype(how, PADDED)(*arguments)
+            assert {item.name for item in cokernel.last_report().findings} == {"block"}
+        else:
+            under_a_wider_dtype(how, PADDED)(*arguments)
+            assert cokernel.last_report().findings == ()
+
+
+@pytest.mark.parametrize("how", ["load", "copy from"])
+def test_a_report_of_a_wider_dtype_names_the_parts_in_the_padding(how):
+    x, values = np.zeros((11, 100), np.int16), np.zeros((4, 8), np.int32)
+    with cokernel.target(CHIP), pytest.raises(FAILURES, match="UninitialisedRead"):
+        under_a_wider_dtype(how, PADDED)(x, values, np.array([4, 8], np.int32))
+    [finding] = cokernel.last_report().findings
+    assert finding.indices == "[11, 8:16]"
+
+
 def test_what_cannot_reach_into_the_padding_is_refused_by_name():
     def body(start_ref, out_ref, numbers, start):
         pltpu.sync_copy(start_ref, start)
-        out_ref[...] = numbers.at[pl.ds(start[0], 8)].bitcast(jnp.int32)[...]
+        wide = numbers.at[pl.ds(start[0], 8)].bitcast(jnp.int32)
+        out_ref[...] = wide.reshape(2, 256)[...]
 
     with cokernel.target(CHIP):
         kernel = tensor_core(
             cokernel.kernel,
             body,
-            jax.ShapeDtypeStruct((4, 128), jnp.int32),
+            jax.ShapeDtypeStruct((2, 256), jnp.int32),
             scratch=[pltpu.VMEM((10, 128), jnp.bfloat16), pltpu.SMEM((1,), jnp.int32)],
             interpret=UNTRACKED,
         )

@@ -31,7 +31,7 @@ from cokernel.records import record
 if TYPE_CHECKING:
     from cokernel.checking.options import Checked
     from cokernel.compiler.context import Context
-    from cokernel.compiler.refs import RefValue, View
+    from cokernel.compiler.refs import Overhang, RefValue, View
 
 # What JAX has tiles for.
 WIDEST_ELEMENT = 4
@@ -176,8 +176,28 @@ class Window:
 def step(view: "View", dimension: int) -> int:
     """How far apart in the Ref the elements of one dimension of a view lie."""
     assert view.origin is not None
-    axis = view.origin.axes[dimension]
-    return view.strides[dimension] // (row_major(view.ref.shape)[axis] * view.ref.itemsize)
+    return steps_along(view, view.origin.axes[dimension], view.strides[dimension])
+
+
+def steps_along(view: "View", axis: int, stride: int) -> int:
+    """How many elements of one dimension of the Ref so many bytes are."""
+    return stride // (row_major(view.ref.shape)[axis] * view.ref.itemsize)
+
+
+def overhang_of(function: FunctionBuilder, view: "View") -> "Overhang":
+    """How much of a view lies in its Ref, by where it begins there."""
+    from cokernel.compiler.refs import Overhang
+
+    assert view.origin is not None
+    shape, starts, axes = view.ref.shape, view.origin.starts, view.origin.axes
+    lengths = tuple(
+        inside(function, starts[axis], extent, step(view, dimension), shape[axis])
+        for dimension, (axis, extent) in enumerate(zip(axes, view.extents, strict=True))
+    )
+    is_there: Index = 1
+    for axis in sorted(set(range(len(shape))) - set(axes)):
+        is_there = function.multiply(is_there, is_inside(function, starts[axis], shape[axis]))
+    return Overhang(lengths, is_there)
 
 
 def window_of(function: FunctionBuilder, view: "View") -> Window:

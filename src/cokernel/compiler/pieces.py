@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from cokernel.compiler import padding
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import f32, f64, half, register_type
 from cokernel.compiler.function import ElementBuilder
 from cokernel.compiler.ops.registry import Operation, apply_elementwise
-from cokernel.compiler.refs import View
+from cokernel.compiler.refs import Origin, Overhang, View
 from cokernel.compiler.values import Value
 from cokernel.records import record
 
@@ -32,7 +33,16 @@ def piece(context: Context, view: View, number: int) -> View:
     pieces = view.pieces
     assert pieces is not None
     address = context.function.advance(view.address, number * pieces.stride)
-    return dataclasses.replace(view, dtype=pieces.dtype, address=address, pieces=None)
+    part = dataclasses.replace(view, dtype=pieces.dtype, address=address, pieces=None)
+    if pieces.axis is None:
+        return part
+    # Each piece has a row of its own, of which the padding has some.
+    assert view.origin is not None
+    starts = list(view.origin.starts)
+    distance = number * padding.steps_along(view, pieces.axis, pieces.stride)
+    starts[pieces.axis] = context.function.add(starts[pieces.axis], distance)
+    part = dataclasses.replace(part, origin=Origin(tuple(starts), view.origin.axes))
+    return dataclasses.replace(part, overhang=padding.overhang_of(context.function, part))
 
 
 def spread(view: View, dtype: Any) -> View:
@@ -42,8 +52,20 @@ def spread(view: View, dtype: Any) -> View:
     itemsize = np.dtype(dtype).itemsize
     count = np.dtype(view.dtype).itemsize // itemsize
     stride = itemsize if view.pieces is None else view.pieces.stride
+    overhang, origin = view.overhang, view.origin
+    axis = None if view.pieces is None else view.pieces.axis
+    if overhang is not None:
+        # The parts of one element may lie on either side of the end, so no extent along them tells
+        # how many lie in front of it.
+        overhang = Overhang((*overhang.inside, count if axis is None else 0), overhang.is_there)
+    if origin is not None:
+        last = len(view.ref.shape) - 1 if axis is None else axis
+        origin = Origin(origin.starts, (*origin.axes, last))
     return dataclasses.replace(
         view,
+        room=None,
+        overhang=overhang,
+        origin=origin,
         dtype=np.dtype(dtype),
         extents=(*view.extents, count),
         strides=(*view.strides, stride),

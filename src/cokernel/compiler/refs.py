@@ -209,6 +209,8 @@ class Pieces:
 
     dtype: Any
     stride: int
+    # Where some may lie in the padding of tiles: the dimension of the Ref that the parts lie along.
+    axis: int | None = None
 
 
 @record(frozen=True, eq=False)

@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from cokernel import _jax
-from cokernel.compiler import views
+from cokernel.compiler import padding, views
 from cokernel.compiler.access import broadcast_index, read
 from cokernel.compiler.bounds import check_array, check_slice, widen_index
 from cokernel.compiler.context import Context
@@ -43,6 +43,8 @@ def scattered(context: Context, view: View, operation: str) -> View:
     """
     if is_scattered(view):
         return view
+    if view.hangs and view.pieces is not None:
+        raise padding.refused(context, view, f"{operation} under the wider dtype {view.dtype}")
     indices = view.indices
     if indices is None:
         return _with_offsets(view, _strided_offsets(context, view), hangs=view.hangs)

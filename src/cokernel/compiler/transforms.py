@@ -170,9 +170,7 @@ def _bitcast(context: Context, view: View, dtype: Any, operation: str) -> View:
         raise NotImplementedError(
             f"{context.describe()}: bitcast of {view.ref.name!r} from {view.dtype} to {dtype}"
         )
-    if view.hangs:
-        if new > old:
-            raise padding.refused(context, view, f"{operation} under the wider dtype {dtype}")
+    if view.hangs and new < old:
         dimension = max(len(view.shape) - 2, 0)
         return scattered.split_elements(context, view, dimension, dtype, operation)
     if view.indices is not None and len(view.extents) - view.indices.position < 2:
@@ -188,7 +186,13 @@ def _bitcast(context: Context, view: View, dtype: Any, operation: str) -> View:
     extent, stride = extents[dimension], strides[dimension]
     assert isinstance(extent, int)
     extents[dimension] = extent * old // new
-    if stride == old // 8:
+    axis: int | None = None
+    if view.hangs:
+        if view.indices is not None:
+            raise padding.refused(context, view, f"{operation} under the wider dtype {dtype}")
+        assert view.origin is not None
+        axis = view.origin.axes[dimension]
+    elif stride == old // 8:
         # The elements of the dimension are neighbours, and stay so.
         strides[dimension] = new // 8
         return dataclasses.replace(
@@ -203,8 +207,24 @@ def _bitcast(context: Context, view: View, dtype: Any, operation: str) -> View:
         dtype=dtype,
         extents=tuple(extents),
         strides=tuple(strides),
-        pieces=Pieces(np.dtype(view.dtype), stride),
+        pieces=Pieces(np.dtype(view.dtype), stride, axis),
+        room=None,
+        overhang=_overhang_of_pieces(context, view, dimension, new // old),
     )
+
+
+def _overhang_of_pieces(
+    context: Context, view: View, dimension: int, count: int
+) -> Overhang | None:
+    """How much of a view lies in its Ref once so many of its elements are one, counting those of
+    which a part does.
+    """
+    over = view.overhang
+    if over is None:
+        return None
+    function, inside = context.function, list(over.inside)
+    inside[dimension] = function.divide(function.add(inside[dimension], count - 1), count)
+    return Overhang(tuple(inside), over.is_there)
 
 
 def _without_room(view: View) -> View:

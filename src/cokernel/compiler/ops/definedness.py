@@ -220,7 +220,7 @@ def _mask_of_view(
     target = nests.dense_buffer(context, shape, _BOOL)
     if target.size == 0:
         return target
-    if view.overhang is not None:
+    if view.overhang is not None and view.pieces is None:
         _fill_mask_of_overhang(context, view, target, operation, read)
         return target
     if view.pieces is not None or view.indices is not None:
@@ -355,7 +355,7 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) 
     if mask.size == 0:
         return
     builder = context.builder
-    if view.overhang is not None:
+    if view.overhang is not None and view.pieces is None:
         held = context.materialise(mask)
 
         def mark_inside(

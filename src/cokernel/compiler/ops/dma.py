@@ -277,8 +277,7 @@ def _block(
             f"{target_view.dtype} ({written_name(*to)!r})"
         )
     views = source_view, target_view
-    if any(map(_may_hang, views)) and any(view.pieces is not None for view in views):
-        raise padding.refused(context, source_view, f"{operation} under a wider dtype")
+    is_in_pieces = any(view.pieces is not None for view in views)
     source_view, target_view = _in_common_pieces(context, source_view, target_view, add)
     source_side, target_side = (
         copies.side_of(context, source_view),
@@ -290,8 +289,8 @@ def _block(
         target_side = dataclasses.replace(target_side, extents=common)
     else:
         target_side = _same_extents(context, source_side, target_side, operation, origin, to)
-    if any(map(_may_hang, views)):
-        is_picked = any(view.indices is not None for view in views)
+    if any(map(_may_hang, (source_view, target_view))):
+        is_picked = is_in_pieces or any(view.indices is not None for view in views)
         laid_out = copies.with_layout if is_picked else _with_overhang
         source_side = laid_out(context, source_side, source_view)
         target_side = laid_out(context, target_side, target_view)

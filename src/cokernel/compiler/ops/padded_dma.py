@@ -148,7 +148,7 @@ def _spot(
     ]
     base = copies.value_inside(side.address)
     if side.is_table:
-        return spot_of_offset(context, function, base, picked[0])
+        return spot_of_offset(context, function, function.advance(base, offset), picked[0])
     for pick, index in zip(side.picks, picked, strict=True):
         offset = function.add(offset, function.multiply(index, pick.step))
     address = function.advance(base, offset)
