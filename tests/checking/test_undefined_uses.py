@@ -41,7 +41,7 @@ def target_of_a_copy(x, o, n, sem):
 
 
 def rows_of_a_copy(x, o, n, sem, rows):
-    rows[0:3] = n[0:3]
+    rows[...] = n[...]
     pltpu.async_copy(x.at[rows], o, sem).wait()
 
 

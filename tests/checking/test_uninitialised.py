@@ -83,7 +83,7 @@ def test_a_column_of_a_copied_block_is_named_at_its_source(is_whole):
     block = pltpu.VMEM((4, 8), jnp.float32)
     finding = finding_of(body, [block, block, pltpu.SemaphoreType.DMA], out=(4,))
     assert finding.name == "source"
-    assert finding.memory.parts == ["[0:4, 6:8]"]
+    assert finding.memory.parts == ["[0:4, 6:8]" if is_whole else "[0:4, 6]"]
 
 
 def staged(body, scratch=(), chip="tpu7x"):

@@ -358,7 +358,7 @@ def masked_store(x_ref, o_ref, mine):
         (carried_output, [VMEM], "output", "mine[...]", 16),
         (scoped_output, [], "output", "own[...]", 16),
         (exchanged, [VMEM], "output", "swap", 16),
-        (masked_store, [VMEM], "output", "mine[...]", 16),
+        (masked_store, [VMEM], "output", "mine[...]", 6),
     ],
 )
 def test_a_use_of_what_nobody_wrote_names_the_read(body, scratch, use, text, count):

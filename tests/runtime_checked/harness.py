@@ -34,9 +34,9 @@ _SIGNATURES = {
     "cokernel_checked_copy_undefined": (None, _P, _P, _P, _I64, _I64, _P, _P, _P),
     "cokernel_checked_allocate": (None, _P, _I32, _P, _I64, _I64, _I32),
     "cokernel_checked_release": (None, _P, _I32, _P, _I64, _I32),
-    "cokernel_checked_undefined": (_I32, _P, _P, _I64, _I64, _P, _P, _P, _I32),
-    "cokernel_checked_mark_undefined": (None, _P, _P, _I64, _I64, _P, _P, _P, _P, _I32),
-    "cokernel_checked_report_undefined": (None, _P, _I32, _I32, _P, _I32),
+    "cokernel_checked_undefined": (_I32, _P, _P, _I64, _I64, _P, _P, _P, _I32, _I64),
+    "cokernel_checked_mark_undefined": (None, _P, _P, _I64, _I64, _P, _P, _P, _I64, _P),
+    "cokernel_checked_report_undefined": (None, _P, _I32, _I32, _P, _I64, _P, _I32),
 }
 ADDRESSES = _runtime.function_addresses()
 CALL = {
@@ -149,11 +149,12 @@ class Core:
             strides.ctypes.data,
             mask.ctypes.data,
             number,
+            0,
         )
         return mask.tolist() if found else None
 
     def mark_undefined(self, address, mask, element=4, numbers=(0,)):
-        reads = np.array(numbers, np.int32)
+        sources = _sources(numbers)
         mask = np.array(mask, np.uint8)
         extents, strides = _table([len(mask)]), _table([element])
         CALL["mark_undefined"](
@@ -164,13 +165,20 @@ class Core:
             extents.ctypes.data,
             strides.ctypes.data,
             mask.ctypes.data,
-            reads.ctypes.data,
-            len(numbers),
+            0,
+            sources.ctypes.data,
         )
 
     def report_undefined(self, site=0, use=0, numbers=(0,)):
-        reads = np.array(numbers, np.int32)
-        CALL["report_undefined"](self.address, site, use, reads.ctypes.data, len(numbers))
+        sources = _sources(numbers)
+        CALL["report_undefined"](self.address, site, use, None, 0, sources.ctypes.data, 0)
+
+
+def _sources(numbers):
+    """Says of values that each is an element of these reads: that with the same number."""
+    known_and_sure, extent, stride = 3, 1 << 20, 1
+    words = [[number, known_and_sure, 0, 1, extent, stride, 0] for number in numbers]
+    return _table([len(numbers), *itertools.chain.from_iterable(words)])
 
 
 @_RUN

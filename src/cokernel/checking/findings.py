@@ -151,6 +151,8 @@ class Finding:
         touched and no others; those of a call of the same function from another place are among
         them, under the schedule that showed that first. None where elements are not what it is
         about.
+      is_exact: of an UninitialisedRead, whether the value comes from all elements of `memory`;
+        otherwise it may be from some of them only.
       batch: under `jax.vmap`, in which element of the batch it was met first; of vmaps within
         others one number each, the outermost first.
       also: the other cores between which the same was met, as many as there are parties that act.
@@ -176,6 +178,7 @@ class Finding:
     consequences: tuple["Finding", ...] = ()
     owner: str = ""
     other_calls: tuple[str, ...] = ()
+    is_exact: bool = True
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -331,6 +334,9 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
     owner = _other_owner(raw, places)
     if owner:
         what = f"{what} of {owner}"
+    is_exact = not raw.get("is_inexact") or memory is None or memory.count == 1
+    if not is_exact:
+        what = f"some of {what}"
     padding = padding_text(name, raw)
     if padding:
         what = _in_padding(name, indices if memory else "", padding)
@@ -356,6 +362,7 @@ def finding_of(raw: Mapping[str, Any], places: Places) -> Finding:
         occurrences=raw.get("occurrences", 1),
         memory=memory,
         owner=owner,
+        is_exact=is_exact,
         details=tuple(_details(raw, parties)),
         also=tuple(
             tuple(places.core(party["program"], party["coordinates"]) for party in others)

@@ -32,7 +32,7 @@ def united(known: Finding, finding: Finding, is_one_launch: bool) -> Finding:
     known = dataclasses.replace(known, parties=parties)
     if _cores(known) == _cores(finding):
         if is_called_elsewhere or is_one_launch:
-            known = _with_elements(known, finding.memory)
+            known = _with_elements(known, finding.memory, finding.is_exact)
         others = finding.other_calls
     else:
         others = (*_in_words(finding), *finding.other_calls)
@@ -70,8 +70,10 @@ def _lines(way: Iterable[Any]) -> tuple[Any, ...]:
     return tuple((caller["file"], caller["line"], caller["function"]) for caller in way)
 
 
-def _with_elements(finding: Finding, more: Elements | None) -> Finding:
-    """A finding that is about more elements of its Ref as well, also in its words."""
+def _with_elements(finding: Finding, more: Elements | None, is_exact: bool) -> Finding:
+    """A finding that is about more elements of its Ref as well, or some of them, also in its
+    words.
+    """
     own = finding.memory
     if finding.kind not in _OF_TOUCHED or own is None or more is None:
         return finding
@@ -79,9 +81,12 @@ def _with_elements(finding: Finding, more: Elements | None) -> Finding:
         return finding
     memory = joined_elements([own, more])
     before, after = (element_name(own.name, some.text) for some in (own, memory))
+    if finding.is_exact and not is_exact:
+        after = f"some of {after}"
     return dataclasses.replace(
         finding,
         memory=memory,
+        is_exact=finding.is_exact and is_exact,
         indices=finding.indices.replace(own.text, memory.text, 1),
         sentence=finding.sentence.replace(before, after, 1),
     )

@@ -11,13 +11,22 @@ that this module has no rule for.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from cokernel import _jax
+from cokernel.compiler.definedness_sources import (
+    Move,
+    Source,
+    all_united,
+    anywhere,
+    broadcast,
+    of_read,
+)
 from cokernel.compiler.ops.traced import without_lines
 from cokernel.records import record
 
@@ -118,33 +127,43 @@ class Origins:
     """
 
     def __init__(self) -> None:
-        self._reads: dict[Any, frozenset[int]] = {}
-        # By identity, with the equation itself so that the identity stays its own: the body of a
-        # loop is rewritten more than once.
-        self._numbers: dict[int, tuple[int, Any]] = {}
+        self._reads: dict[Any, dict[int, Source]] = {}
+        # By where they are, with the equation itself so that its identity stays its own: the body
+        # of a loop is rewritten more than once, and a function that is called twice is two.
+        self._numbers: dict[tuple[int, ...], tuple[int, Any]] = {}
         # The shape of the weights of each matrix unit.
         self.weights: dict[int, tuple[int, ...]] = {}
 
-    def number(self, eqn: Any) -> int:
-        """The number of the read that an equation is."""
-        return self._numbers.setdefault(id(eqn), (len(self._numbers), eqn))[0]
+    def number(self, path: Sequence[Any], eqn: Any) -> int:
+        """The number of the read that an equation is, inside others."""
+        key = (*map(id, path), id(eqn))
+        return self._numbers.setdefault(key, (len(self._numbers), (*path, eqn)))[0]
 
-    def of(self, masks: Iterable[Mask]) -> frozenset[int]:
-        """The reads that some masks come from."""
-        variables = [mask for mask in masks if isinstance(mask, _jax.Var)]
-        return frozenset().union(*(self._reads.get(mask, ()) for mask in variables))
+    def of(self, mask: Mask) -> Mapping[int, Source]:
+        """The reads that a mask comes from, by their numbers."""
+        return self._reads.get(mask, {}) if isinstance(mask, _jax.Var) else {}
 
-    def add(self, mask: Any, reads: Iterable[int]) -> bool:
-        """Says that a mask comes from some reads, besides those known; whether that is new."""
-        before = self._reads.get(mask, frozenset())
-        self._reads[mask] = before.union(reads)
-        return self._reads[mask] != before
+    def add(self, mask: Any, reads: Mapping[int, Source]) -> None:
+        """Says that a mask comes from some reads, besides those known."""
+        self._reads[mask] = all_united([self.of(mask), reads])
 
 
 class Scope:
     """One jaxpr while it is rewritten."""
 
-    def __init__(self, masks: dict[Any, Any], defined: set[Any], origins: Origins):
+    def __init__(
+        self,
+        masks: dict[Any, Any],
+        defined: set[Any],
+        origins: Origins,
+        path: tuple[Any, ...] = (),
+        *,
+        is_repeated: bool = False,
+    ):
+        # The equations and jaxprs that it is inside of, and whether one of those is a loop.
+        self.path = path
+        self.is_repeated = is_repeated
+        self.current: Any = None
         self.masks = masks
         self.origins = origins
         # Refs that never hold undefined elements.
@@ -168,6 +187,7 @@ class Scope:
         """Rewrites one equation."""
         from cokernel.compiler.definedness_rules import RULES, any_element
 
+        self.current = eqn
         rule = RULES.get(eqn.primitive)
         if rule is None:
             self.eqns.append(eqn)
@@ -214,7 +234,14 @@ class Scope:
                 total = total | part
             return total
 
-        return self.call(eqn, combine, known, shape)
+        return self.call(eqn, combine, known, shape, broadcast)
+
+    def read(self, eqn: Any, shape: Sequence[int]) -> tuple[int, Any]:
+        """The number of the read that an equation is, and a variable for its mask."""
+        result = _jax.Var(bools(shape))
+        number = self.origins.number(self.path, eqn)
+        self.origins.add(result, {number: of_read(shape)})
+        return number, result
 
     # Equations.
 
@@ -238,13 +265,23 @@ class Scope:
         function: Callable[..., Any],
         operands: Sequence[Any],
         shape: Sequence[int],
+        moves: Move | Sequence[Move] = anywhere,
     ) -> Any:
-        """A mask of the given shape that a function of arrays computes."""
+        """A mask of the given shape that a function of arrays computes. `moves` say, for each
+        operand or for all, which of its elements those of the result come from.
+        """
         avals = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in operands]
         body = without_lines(jax.make_jaxpr(function)(*avals))
         result = _jax.Var(bools(shape))
         self.emit(eqn, _jax.closed_call_p, operands, [result], {"call_jaxpr": body})
-        self.origins.add(result, self.origins.of(operands))
+        each = [moves] * len(operands) if callable(moves) else moves
+        for atom, move in zip(operands, each, strict=True):
+            before = tuple(atom.aval.shape)
+            reads = {
+                number: move(source, before, tuple(shape))
+                for number, source in self.origins.of(atom).items()
+            }
+            self.origins.add(result, reads)
         return result
 
     def report(self, eqn: Any, atoms: Sequence[Any], use: int) -> None:
@@ -255,12 +292,13 @@ class Scope:
         """The same of masks."""
         known = [mask for mask in masks if mask is not None]
         if known:
-            params = {"use": use, "operation": eqn.primitive.name, "reads": self.reads(known)}
+            reads = tuple(self.reads(mask) for mask in known)
+            params = {"use": use, "operation": eqn.primitive.name, "reads": reads}
             self.emit(eqn, report_undefined_p, known, [], params)
 
-    def reads(self, masks: Sequence[Any]) -> tuple[int, ...]:
-        """The numbers of the reads that masks come from."""
-        return tuple(sorted(self.origins.of(masks)))
+    def reads(self, mask: Any) -> tuple[tuple[int, Source], ...]:
+        """The reads that a mask comes from, by their numbers."""
+        return tuple(sorted(self.origins.of(mask).items(), key=operator.itemgetter(0)))
 
     # Jaxprs inside equations.
 
@@ -270,11 +308,13 @@ class Scope:
         inputs: Sequence[Any],
         operands: Sequence[Any],
         masked: Sequence[bool],
-        more: Sequence[Iterable[int]] | None = None,
+        more: Sequence[Mapping[int, Source]] | None = None,
+        *,
+        is_loop: bool = False,
     ) -> "Inner":
         """Rewrites a jaxpr whose `inputs` stand for `operands` of this one (None for what only the
         inside has); those marked in `masked` get masks. `more` are reads, besides those of the
-        operand, that the mask of each input may come from.
+        operand, that the mask of each input may come from. `is_loop`: it may run several times.
         """
         masks = {
             variable: _jax.Var(bools(variable.aval.shape))
@@ -288,13 +328,26 @@ class Scope:
         }
         for variable, atom in zip(inputs, operands, strict=True):
             if variable in masks and atom is not None:
-                self.origins.add(masks[variable], self.origins.of([self.mask(atom)]))
-        for variable, reads in zip(inputs, more or [()] * len(inputs), strict=True):
+                # A loop over the rows of an array is given one at a time.
+                is_whole = atom.aval.shape == variable.aval.shape
+                reads = self.origins.of(self.mask(atom))
+                self.origins.add(masks[variable], reads if is_whole else _anywhere(reads))
+        for variable, reads in zip(inputs, more or [{}] * len(inputs), strict=True):
             if variable in masks:
                 self.origins.add(masks[variable], reads)
-        scope = Scope(dict(masks), known, self.origins)
+        scope = Scope(
+            dict(masks),
+            known,
+            self.origins,
+            (*self.path, self.current, jaxpr),
+            is_repeated=self.is_repeated or is_loop,
+        )
         results = scope.rewrite(jaxpr)
         return Inner(jaxpr, scope, list(masks.values()), results)
+
+
+def _anywhere(reads: Mapping[int, Source]) -> dict[int, Source]:
+    return {number: anywhere(source, (), ()) for number, source in reads.items()}
 
 
 @record

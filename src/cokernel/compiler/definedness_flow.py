@@ -1,6 +1,6 @@
 """Masks of undefined elements through control flow: what goes into a jaxpr takes its mask along."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,13 @@ from cokernel.compiler.definedness import (
     bools,
 )
 from cokernel.compiler.definedness_rules import rule
+from cokernel.compiler.definedness_sources import (
+    Source,
+    all_united,
+    anywhere,
+    earlier,
+    unsure,
+)
 from cokernel.records import record
 
 
@@ -30,19 +37,41 @@ def _masks(scope: Scope, atoms: Sequence[Any], wanted: Sequence[bool]) -> list[A
 
 
 def _results(
-    scope: Scope, eqn: Any, wanted: Sequence[bool], *sources: Sequence[Mask]
+    scope: Scope,
+    eqn: Any,
+    wanted: Sequence[bool],
+    *sources: Sequence[Mask],
+    initial: Sequence[Mask] | None = None,
 ) -> tuple[list[Any], list[Mask]]:
     """Variables for the masks of the results that are wanted, and the masks of all results. For
-    each result `sources` have the masks that its own may come from.
+    each result `sources` have the masks that its own may be, and `initial`, of a loop, that which
+    it is if there are no iterations.
     """
     masks: list[Mask] = [
         _jax.Var(bools(variable.aval.shape)) if is_wanted else None
         for variable, is_wanted in zip(eqn.outvars, wanted, strict=True)
     ]
-    for mask, *inside in zip(masks, *sources, strict=True):
-        if mask is not None:
-            scope.origins.add(mask, scope.origins.of(inside))
+    for mask, before, *inside in zip(masks, initial or [None] * len(masks), *sources, strict=True):
+        if mask is None:
+            continue
+        known: list[Mapping[int, Source]] = []
+        for one in inside:
+            reads = scope.origins.of(one)
+            if one is not None and one.aval.shape != mask.aval.shape:
+                # The rows of a result come from one iteration each.
+                reads = {
+                    number: earlier(anywhere(source, (), ()), is_sure=False)
+                    for number, source in reads.items()
+                }
+            known.append(_unsure(reads) if len(inside) > 1 else reads)
+        reads = all_united(known)
+        more = _unsure(scope.origins.of(before))
+        scope.origins.add(mask, {**more, **reads})
     return [mask for mask in masks if mask is not None], masks
+
+
+def _unsure(reads: Mapping[int, Source]) -> dict[int, Source]:
+    return {number: unsure(source) for number, source in reads.items()}
 
 
 def _effects(eqn: Any) -> Any:
@@ -126,16 +155,25 @@ def _carried(
     the positions of the carried values among its inputs, and they come first in its results.
     """
     known = list(flags)
-    reads: list[frozenset[int]] = [frozenset()] * len(known)
+    reads: list[dict[int, Source]] = [{}] * len(known)
     while True:
-        inner = scope.inside(jaxpr, inputs, operands, known, reads)
+        inner = scope.inside(jaxpr, inputs, operands, known, reads, is_loop=True)
         following, more = list(known), list(reads)
         for number, position in enumerate(carry):
             following[position] = known[position] or inner.results[number] is not None
-            more[position] = reads[position] | scope.origins.of([inner.results[number]])
+            carried = _carried_reads(scope, inner.results[number])
+            more[position] = all_united([reads[position], carried])
         if following == known and more == reads:
             return inner, known
         known, reads = following, more
+
+
+def _carried_reads(scope: Scope, mask: Mask) -> dict[int, Source]:
+    """The reads that a mask comes from which is carried to the next iteration."""
+    return {
+        number: earlier(source, is_sure=not scope.is_repeated)
+        for number, source in scope.origins.of(mask).items()
+    }
 
 
 @rule(_jax.scan_p)
@@ -163,7 +201,7 @@ def _scan(scope: Scope, eqn: Any) -> list[Mask]:
     count = len(carry_out)
     wanted = [*flags[first:behind], *(mask is not None for mask in inner.results[count:])]
     carried_in = [*map(scope.mask, initial), *[None] * (len(wanted) - count)]
-    variables, masks = _results(scope, eqn, wanted, inner.results, carried_in)
+    variables, masks = _results(scope, eqn, wanted, inner.results, initial=carried_in)
     masks_out = inner.outvars(wanted)
     carried = sum(wanted[:count])
     body_outvars = [
@@ -212,17 +250,18 @@ def _while(scope: Scope, eqn: Any) -> list[Mask]:
     )
     carry_flags = flags[body_count:]
     cond_flags = [*_flags(scope, cond_consts), *carry_flags]
-    carried_reads = [scope.origins.of([mask]) for mask in inner.results]
+    carried_reads = [_carried_reads(scope, mask) for mask in inner.results]
     test = scope.inside(
         condition,
         condition.invars,
         [*cond_consts, *initial],
         cond_flags,
-        [*[frozenset[int]()] * cond_count, *carried_reads],
+        [*[{}] * cond_count, *carried_reads],
+        is_loop=True,
     )
     test.scope.report(eqn, condition.outvars, LOOP)
     carried_in = [scope.mask(atom) for atom in initial]
-    variables, masks = _results(scope, eqn, carry_flags, inner.results, carried_in)
+    variables, masks = _results(scope, eqn, carry_flags, inner.results, initial=carried_in)
     condition_masks = sum(cond_flags[:cond_count])
     new_condition = test.build(
         [
@@ -316,7 +355,7 @@ def _parallel_loop(scope: Scope, eqn: Any) -> list[Mask]:
         [*body.outvars, *inner.outvars(carry_flags)],
     )
     carried_in = [scope.mask(atom) for atom in initial]
-    variables, masks = _results(scope, eqn, carry_flags, inner.results, carried_in)
+    variables, masks = _results(scope, eqn, carry_flags, inner.results, initial=carried_in)
     invars, tree = jax.tree.flatten(
         (
             lower,
@@ -346,7 +385,7 @@ def _pipeline_body(scope: Scope, eqn: Any) -> list[Mask]:
     held = list(constants)[:own]
     rest = len(body.invars) - own
     flags = [*_flags(scope, held), *[False] * rest]
-    inner = scope.inside(body, body.invars, [*held, *[None] * rest], flags)
+    inner = scope.inside(body, body.invars, [*held, *[None] * rest], flags, is_loop=True)
     new_body = inner.build(
         body.invars[own:],
         body.outvars,

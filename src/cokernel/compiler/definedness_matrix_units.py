@@ -18,6 +18,13 @@ from cokernel.compiler.definedness import (
 )
 from cokernel.compiler.definedness_memory import VIEW, mark, undefined
 from cokernel.compiler.definedness_rules import rule
+from cokernel.compiler.definedness_sources import (
+    ANYWHERE,
+    broadcast_in,
+    reduced,
+    then,
+    transposed,
+)
 from cokernel.compiler.layout import space_of
 
 TPU = _jax.tpu_primitives
@@ -34,8 +41,8 @@ def _matmul_push_rhs(scope: Scope, eqn: Any) -> list[Mask]:
     mask = scope.mask(weights)
     if mask is not None:
         if eqn.params["transpose"]:
-            mask = scope.call(eqn, lambda mask: mask.T, [mask], shape)
-        params = {"number": number, "register": register, "reads": scope.reads([mask])}
+            mask = scope.call(eqn, lambda mask: mask.T, [mask], shape, transposed((1, 0)))
+        params = {"number": number, "register": register, "reads": scope.reads(mask)}
         scope.emit(eqn, mark_staged_p, [mask], [], params)
     return []
 
@@ -44,7 +51,7 @@ def _product(scope: Scope, eqn: Any, left: Any, number: int) -> tuple[Any, Mask]
     """The equation of a product once the weights are loaded, and the mask of the product; None
     where nothing was ever pushed.
     """
-    shape, read = scope.origins.weights.get(number), scope.origins.number(eqn)
+    shape = scope.origins.weights.get(number)
     if shape is None:
         return eqn, None
     register = eqn.params["load_staged_rhs"]
@@ -53,23 +60,25 @@ def _product(scope: Scope, eqn: Any, left: Any, number: int) -> tuple[Any, Mask]
         # result is marked.
         scope.emit(eqn, load_staged_p, [], [], {"number": number, "register": register})
         eqn = eqn.replace(params={**eqn.params, "load_staged_rhs": None})
-    weights = _jax.Var(bools(shape))
-    scope.origins.add(weights, [read])
+    read, weights = scope.read(eqn, shape)
     params = {"number": number, "operation": eqn.primitive.name, "read": read}
     scope.emit(eqn, weights_undefined_p, [], [weights], params)
     size = (left.aval.shape[0], shape[1])
     mask = scope.mask(left)
 
+    columns = then((reduced((0,)), size[1:]), broadcast_in((1,)))
+
     def of_weights(weights: Any) -> Any:
         return jnp.broadcast_to(weights.any(axis=0, keepdims=True), size)
 
     if mask is None:
-        return eqn, scope.call(eqn, of_weights, [weights], size)
+        return eqn, scope.call(eqn, of_weights, [weights], size, columns)
     return eqn, scope.call(
         eqn,
         lambda weights, mask: of_weights(weights) | mask.any(axis=1, keepdims=True),
         [weights, mask],
         size,
+        (columns, then((reduced((1,)), size[:1]), broadcast_in((0,)))),
     )
 
 
@@ -100,16 +109,18 @@ def _matmul_lhs_fifo(scope: Scope, eqn: Any) -> list[Mask]:
     eqn, product = _product(scope, eqn, left, number)
     scope.eqns.append(eqn)
     masks = [] if product is None else [product]
-    params = {"number": number, "rows": left.aval.shape[0], "reads": scope.reads(masks)}
+    # The runtime is told of one row after the other, without saying which.
+    reads = tuple((read, ANYWHERE) for read, _ in scope.reads(product))
+    params = {"number": number, "rows": left.aval.shape[0], "reads": reads}
     scope.emit(eqn, mark_queue_p, masks, [], params)
     return []
 
 
 @rule(TPU.matmul_pop_fifo_p)
 def _matmul_pop_fifo(scope: Scope, eqn: Any) -> list[Mask]:
+    read, _ = scope.read(eqn, ())
     result = _jax.Var(bools(eqn.params["shape"]))
-    read = scope.origins.number(eqn)
-    scope.origins.add(result, [read])
+    scope.origins.add(result, {read: ANYWHERE})
     params = {"number": eqn.params["mxu_index"], "read": read}
     scope.emit(eqn, queue_undefined_p, [], [result], params)
     scope.eqns.append(eqn)

@@ -14,13 +14,13 @@ from cokernel.compiler.definedness import (
     INDEX,
     Mask,
     Scope,
-    bools,
     is_array,
     mark_undefined_p,
     undefined_p,
     unwritten_p,
 )
 from cokernel.compiler.definedness_rules import rule
+from cokernel.compiler.definedness_sources import perhaps
 from cokernel.compiler.few_bits import copied_part_p
 
 PL, TPU, SC = _jax.pallas_primitives, _jax.tpu_primitives, _jax.sc_primitives
@@ -36,10 +36,8 @@ def undefined(scope: Scope, eqn: Any, form: str, selection: Any, shape: Sequence
     if ref in scope.defined:
         return None
     leaves, tree = jax.tree.flatten(selection)
-    result = _jax.Var(bools(shape))
-    number = scope.origins.number(eqn)
+    number, result = scope.read(eqn, shape)
     params = {"form": form, "tree": tree, "operation": eqn.primitive.name, "read": number}
-    scope.origins.add(result, [number])
     scope.emit(eqn, undefined_p, leaves, [result], params)
     return result
 
@@ -53,7 +51,7 @@ def mark(scope: Scope, eqn: Any, form: str, selection: Any, mask: Mask) -> None:
         "form": form,
         "tree": tree,
         "operation": eqn.primitive.name,
-        "reads": scope.reads([mask]),
+        "reads": scope.reads(mask),
     }
     scope.emit(eqn, mark_undefined_p, leaves, [], params)
 
@@ -121,7 +119,11 @@ def _masked_load(scope: Scope, eqn: Any) -> list[Mask]:
         left_out = scope.call(eqn, lambda mask: jnp.broadcast_to(~mask, shape), [mask], shape)
     elif left_out is not None:
         left_out = scope.call(
-            eqn, lambda mask, other: jnp.broadcast_to(~mask & other, shape), [mask, left_out], shape
+            eqn,
+            lambda mask, other: jnp.broadcast_to(~mask & other, shape),
+            [mask, left_out],
+            shape,
+            perhaps,
         )
     return [scope.union(eqn, [read, left_out, scope.mask(mask)], shape)]
 
@@ -246,7 +248,7 @@ def _report_lanes(scope: Scope, eqn: Any, picks: Sequence[Any], mask: Any) -> No
     shape = max((tuple(pick.aval.shape) for pick in picks), key=len)
     bad = scope.union(eqn, picks, shape)
     if mask is not None:
-        bad = scope.call(eqn, lambda bad, mask: bad & mask, [bad, mask], mask.aval.shape)
+        bad = scope.call(eqn, lambda bad, mask: bad & mask, [bad, mask], mask.aval.shape, perhaps)
         scope.report_masks(eqn, [scope.mask(mask)], INDEX)
     scope.report_masks(eqn, [bad], INDEX)
 

@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu_sc as plsc
 from cokernel import _jax
 from cokernel.compiler.definedness import AMOUNT, Mask, Scope
 from cokernel.compiler.definedness_rules import any_element, elementwise, of_values, rule
+from cokernel.compiler.definedness_sources import broadcast
 from cokernel.compiler.dtypes import bit_width
 
 PL, TPU, SC = _jax.pallas_primitives, _jax.tpu_primitives, _jax.sc_primitives
@@ -67,7 +68,7 @@ def _tie(scope: Scope, eqn: Any) -> list[Mask]:
 def _broadcast_to(scope: Scope, eqn: Any) -> list[Mask]:
     shape = _shape(eqn.outvars[0])
     mask = scope.mask(eqn.invars[0])
-    return [scope.call(eqn, lambda mask: jnp.broadcast_to(mask, shape), [mask], shape)]
+    return [scope.call(eqn, lambda mask: jnp.broadcast_to(mask, shape), [mask], shape, broadcast)]
 
 
 # Windows.

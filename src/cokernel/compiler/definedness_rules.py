@@ -8,6 +8,20 @@ from jax import lax
 
 from cokernel import _jax
 from cokernel.compiler.definedness import Mask, Scope, is_array
+from cokernel.compiler.definedness_sources import (
+    anywhere,
+    broadcast,
+    broadcast_in,
+    moved,
+    perhaps,
+    reduced,
+    reshaped,
+    reversed_along,
+    sliced,
+    then,
+    transposed,
+    whole,
+)
 from cokernel.compiler.few_bits import copied_bits_p
 
 PL, TPU, SC = _jax.pallas_primitives, _jax.tpu_primitives, _jax.sc_primitives
@@ -34,11 +48,11 @@ def of_values(*primitives: Any) -> Callable[[MaskRule], MaskRule]:
     """
 
     def register(function: MaskRule) -> MaskRule:
-        def whole(scope: Scope, eqn: Any) -> list[Mask]:
+        def with_equation(scope: Scope, eqn: Any) -> list[Mask]:
             scope.eqns.append(eqn)
             return function(scope, eqn) if scope.has_masks(eqn.invars) else []
 
-        rule(*primitives)(whole)
+        rule(*primitives)(with_equation)
         return function
 
     return register
@@ -110,7 +124,7 @@ def _select(scope: Scope, eqn: Any) -> list[Mask]:
     if scope.has_masks(cases):
         filled = [scope.filled(case) for case in cases]
         chosen = scope.call(
-            eqn, lambda which, *masks: lax.select_n(which, *masks), [which, *filled], shape
+            eqn, lambda which, *masks: lax.select_n(which, *masks), [which, *filled], shape, perhaps
         )
     return [scope.union(eqn, [chosen, scope.mask(which)], shape)]
 
@@ -127,7 +141,11 @@ def _bitcast(scope: Scope, eqn: Any) -> list[Mask]:
             mask = mask.any(axis=-1)
         return jnp.broadcast_to(mask, after)
 
-    return [scope.call(eqn, function, [mask], after)]
+    if len(after) > len(before):
+        move = broadcast_in(range(len(before)))
+    else:
+        move = reduced((len(after),)) if len(after) < len(before) else broadcast
+    return [scope.call(eqn, function, [mask], after, move)]
 
 
 @of_values(copied_bits_p)
@@ -140,29 +158,42 @@ def _copied_bits(scope: Scope, eqn: Any) -> list[Mask]:
             return jnp.repeat(mask, after[-2] // rows, axis=-2)
         return mask.reshape(*outer, after[-2], rows // after[-2], columns).all(axis=-2)
 
-    return [scope.call(eqn, function, [scope.mask(eqn.invars[0])], after)]
+    mask = scope.mask(eqn.invars[0])
+    *outer, rows, columns = mask.aval.shape
+    if after[-2] > rows:
+        parts = (*outer, rows, after[-2] // rows, columns)
+        kept = [axis for axis in range(len(parts)) if axis != len(parts) - 2]
+        move = then((broadcast_in(kept), parts), reshaped)
+    else:
+        parts = (*outer, after[-2], rows // after[-2], columns)
+        move = then((reshaped, parts), reduced((len(parts) - 2,)))
+    return [scope.call(eqn, function, [mask], after, move)]
 
 
 # Operations that only move elements do the same to masks.
 
 
-def _moving(data: int | None = None) -> MaskRule:
+def _moving(data: int | None = None, moves: Callable[[Any], Any] | None = None) -> MaskRule:
     """The rule of a primitive whose first `data` operands (all if None) are moved, as the others
-    say.
+    say. `moves`, of its equation, says from where to where, if that is known.
     """
 
     def function(scope: Scope, eqn: Any) -> list[Mask]:
         count = len(eqn.invars) if data is None else data
-        moved, others = eqn.invars[:count], eqn.invars[count:]
+        moved_atoms, others = eqn.invars[:count], eqn.invars[count:]
         params = dict(eqn.params)
         if "fill_value" in params:
             params["fill_value"] = False
         shape = _shape(eqn)
         result: Mask = None
-        if scope.has_masks(moved):
-            filled = [scope.filled(atom) for atom in moved]
+        if scope.has_masks(moved_atoms):
+            filled = [scope.filled(atom) for atom in moved_atoms]
             result = scope.call(
-                eqn, lambda *items: eqn.primitive.bind(*items, **params), [*filled, *others], shape
+                eqn,
+                lambda *items: eqn.primitive.bind(*items, **params),
+                [*filled, *others],
+                shape,
+                anywhere if moves is None else moves(eqn),
             )
         return [scope.union(eqn, [result, *_anything(scope, eqn, others)], shape)]
 
@@ -172,40 +203,56 @@ def _moving(data: int | None = None) -> MaskRule:
 def _anything(scope: Scope, eqn: Any, atoms: Sequence[Any]) -> list[Mask]:
     """For each atom that has a mask, whether any of its elements is undefined."""
     return [
-        mask if not mask.aval.shape else scope.call(eqn, lambda mask: mask.any(), [mask], ())
+        mask if not mask.aval.shape else scope.call(eqn, lambda mask: mask.any(), [mask], (), whole)
         for mask in map(scope.mask, atoms)
         if mask is not None
     ]
 
 
-of_values(
-    lax.broadcast_in_dim_p,
-    lax.reshape_p,
-    lax.transpose_p,
-    lax.squeeze_p,
-    lax.rev_p,
-    lax.slice_p,
-    lax.concatenate_p,
-    lax.stack_p,
-    lax.tile_p,
-    lax.pad_p,
-)(_moving())
-of_values(lax.dynamic_slice_p, lax.gather_p)(_moving(1))
-of_values(lax.dynamic_update_slice_p)(_moving(2))
+def _moves(primitive: Any, moves: Callable[[Any], Any], data: int | None = None) -> None:
+    of_values(primitive)(_moving(data, moves))
+
+
+_moves(lax.broadcast_in_dim_p, lambda eqn: broadcast_in(eqn.params["broadcast_dimensions"]), data=1)
+_moves(lax.reshape_p, lambda eqn: reshaped, data=1)
+_moves(lax.squeeze_p, lambda eqn: reshaped)
+_moves(lax.transpose_p, lambda eqn: transposed(eqn.params["permutation"]))
+_moves(lax.rev_p, lambda eqn: reversed_along(eqn.params["dimensions"]))
+_moves(lax.slice_p, lambda eqn: sliced(eqn.params["start_indices"], eqn.params["strides"]))
+for _primitive in (lax.concatenate_p, lax.stack_p, lax.pad_p):
+    _moves(_primitive, lambda eqn: moved)
+of_values(lax.tile_p)(_moving())
+of_values(lax.gather_p)(_moving(1))
+_moves(lax.dynamic_slice_p, lambda eqn: moved, 1)
+_moves(
+    lax.dynamic_update_slice_p,
+    # What is overwritten of the first operand is left out, and the second one takes its place.
+    lambda eqn: (perhaps, moved, *[anywhere] * (len(eqn.invars) - 2)),
+    2,
+)
 
 
 @of_values(lax.split_p, lax.unstack_p)
 def _split(scope: Scope, eqn: Any) -> list[Mask]:
     mask = scope.mask(eqn.invars[0])
-    return [
-        scope.call(
-            eqn,
-            lambda mask, number=number: eqn.primitive.bind(mask, **eqn.params)[number],
-            [mask],
-            tuple(variable.aval.shape),
+    axis, rank = eqn.params["axis"], len(mask.aval.shape)
+    results: list[Mask] = []
+    start = 0
+    for number, variable in enumerate(eqn.outvars):
+        shape = tuple(variable.aval.shape)
+        starts = [start if side == axis else 0 for side in range(rank)]
+        kept = (*shape[:axis], 1, *shape[axis:]) if len(shape) < rank else shape
+        start += kept[axis]
+        results.append(
+            scope.call(
+                eqn,
+                lambda mask, number=number: eqn.primitive.bind(mask, **eqn.params)[number],
+                [mask],
+                shape,
+                then((sliced(starts), kept), reshaped),
+            )
         )
-        for number, variable in enumerate(eqn.outvars)
-    ]
+    return results
 
 
 # Reductions.
@@ -230,6 +277,7 @@ def _reduction(scope: Scope, eqn: Any) -> list[Mask]:
             lambda mask: mask.any(axis=tuple(axes)),
             [scope.mask(eqn.invars[0])],
             _shape(eqn),
+            reduced(tuple(axes)),
         )
     ]
 
@@ -304,7 +352,21 @@ def _dot_general(scope: Scope, eqn: Any) -> list[Mask]:
                 mask = mask.reshape(*mask.shape[:first], *[1] * free[0], *mask.shape[first:])
             return jnp.broadcast_to(mask, shape)
 
-        parts.append(scope.call(eqn, function, [mask], shape))
+        others = [axis for axis in range(mask.aval.ndim) if axis not in (*contracted[side],)]
+        order = [*batch[side], *(axis for axis in others if axis not in batch[side])]
+        # Where those dimensions are in the result.
+        first = len(batch[side]) + (0 if side == 0 else free[0])
+        places = [*range(len(batch[side])), *range(first, first + free[side])]
+        kept = tuple(mask.aval.shape[axis] for axis in others)
+        move = then(
+            (reduced(contracted[side]), kept),
+            (
+                transposed([others.index(axis) for axis in order]),
+                tuple(mask.aval.shape[axis] for axis in order),
+            ),
+            broadcast_in(places),
+        )
+        parts.append(scope.call(eqn, function, [mask], shape, move))
     return [scope.union(eqn, parts, shape)]
 
 
@@ -319,6 +381,7 @@ def _roll(scope: Scope, eqn: Any) -> list[Mask]:
         lambda mask, shift: TPU.roll_p.bind(mask.astype(jnp.int32), shift, **eqn.params) != 0,
         [scope.mask(operand), shift],
         shape,
+        moved,
     )
     return [scope.union(eqn, [rolled, *_anything(scope, eqn, [shift])], shape)]
 
@@ -356,7 +419,7 @@ def _scatter(scope: Scope, eqn: Any) -> list[Mask]:
             return scattered != 0
 
         operands = [scope.filled(operand), indices, scope.filled(updates)]
-        result = scope.call(eqn, function, operands, shape)
+        result = scope.call(eqn, function, operands, shape, (perhaps, anywhere, anywhere))
     return [scope.union(eqn, [result, *_anything(scope, eqn, [indices])], shape)]
 
 

@@ -15,6 +15,7 @@ from cokernel.compiler import claims, dtypes, nests, padding, spots, views
 from cokernel.compiler.access import in_memory, picked_spot
 from cokernel.compiler.context import Context
 from cokernel.compiler.definedness import mark_undefined_p, report_undefined_p, undefined_p
+from cokernel.compiler.definedness_sources import ANYWHERE, Source, dense, words
 from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
 from cokernel.compiler.ops import masked, sparsecore_memory
@@ -50,6 +51,9 @@ OPERATIONS = {
 # A report looks for its read among so many; where more could be meant it tells the last one.
 MOST_READS = 64
 
+# The reads that values come from, by their numbers, and which of what they read.
+Reads = Sequence[tuple[int, Source]]
+
 
 def _view(context: Context, ref: Any, transforms: Sequence[Any], operation: str) -> View:
     return resolve(context, ref, transforms, operation, access=Access.NONE)
@@ -73,7 +77,8 @@ def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
 
     def ask(spot: Spot, view: View, inside: Buffer, index: Sequence[Index]) -> None:
         function = context.function
-        found = _ask_spot(context, view, spot, told, eqn.params["read"])
+        number = _number(function, inside, index)
+        found = _ask_spot(context, view, spot, number, told, eqn.params["read"])
         place = inside.element_address(function, list(index))
         function.builder.store(function.builder.trunc(found, i8), place, align=1)
 
@@ -94,7 +99,9 @@ def _mark_undefined(context: Context, eqn: Any, *operands: Any) -> None:
         is_bad = inside.element(ElementBuilder(function), list(index))
         # Of the padding the runtime notes nothing.
         with function.builder.if_then(is_bad, likely=False):
-            mark_one(function, spot.address, dtypes.itemsize(view.dtype), reads)
+            told = sources(function, reads, mask.shape, inside.shape)
+            number = _number(function, inside, index)
+            mark_one(function, spot.address, dtypes.itemsize(view.dtype), told, number)
 
     held = context.materialise(mask)
     return _for_selected(context, eqn.params["form"], selection, operation, [held], mark)
@@ -103,21 +110,30 @@ def _mark_undefined(context: Context, eqn: Any, *operands: Any) -> None:
 @added_rule(report_undefined_p)
 def _report_undefined(context: Context, eqn: Any, *masks: Value) -> None:
     function, builder = context.function, context.builder
-    bad: ir.Value = ir.Constant(i1, 0)
-    for mask in masks:
-        bad = builder.or_(bad, _any(context, mask))
-    with builder.if_then(bad, likely=False):
-        site = context.site(eqn.params["operation"])
-        function.call_external(
-            "cokernel_checked_report_undefined",
-            void,
-            [
-                function.core,
-                site,
-                ir.Constant(i32, eqn.params["use"]),
-                *read_numbers(function, eqn.params["reads"]),
-            ],
-        )
+    before: ir.Value = ir.Constant(i1, 0)
+    for number, mask in enumerate(masks):
+        if mask.size == 0:
+            continue
+        reads = eqn.params["reads"][number]
+        # A mask in a register is stored only if it says anything.
+        taken: Value = mask if _is_in_register(mask) else context.dense(mask)
+        bad = _any(context, taken)
+        with builder.if_then(bad, likely=False):
+            held = context.dense(taken)
+            function.call_external(
+                "cokernel_checked_report_undefined",
+                void,
+                [
+                    function.core,
+                    context.site(eqn.params["operation"]),
+                    ir.Constant(i32, eqn.params["use"]),
+                    held.address,
+                    ir.Constant(i64, held.size),
+                    sources(function, reads, mask.shape, held.shape),
+                    builder.zext(before, i32),
+                ],
+            )
+        before = builder.or_(before, bad)
 
 
 def require_defined(context: Context, view: View, operation: str, use: int) -> None:
@@ -135,21 +151,48 @@ def require_defined(context: Context, view: View, operation: str, use: int) -> N
         found = builder.icmp_signed("!=", answer, ir.Constant(i32, 0))
     with builder.if_then(found, likely=False):
         site = context.site(operation, view.ref.name)
-        function.call_external(
-            "cokernel_checked_report_undefined",
-            void,
-            [function.core, site, ir.Constant(i32, use), *read_numbers(function, (AT_ONCE,))],
-        )
+        report_read(function, site, use)
 
 
-def read_numbers(function: FunctionBuilder, numbers: Sequence[int]) -> list[ir.Value]:
-    """The numbers of reads as the runtime takes them; none of many, for which it takes the last."""
-    if not 0 < len(numbers) <= MOST_READS:
-        return [ir.Constant(pointer, None), ir.Constant(i32, 0)]
-    table = function.constant_data(i32, numbers)
+def report_read(function: FunctionBuilder, site: ir.Constant, use: int) -> None:
+    """Tells the runtime that all that is undefined of what has just been read is put to use."""
+    function.call_external(
+        "cokernel_checked_report_undefined",
+        void,
+        [
+            function.core,
+            site,
+            ir.Constant(i32, use),
+            ir.Constant(pointer, None),
+            ir.Constant(i64, 0),
+            sources(function, [(AT_ONCE, ANYWHERE)], (), ()),
+            ir.Constant(i32, 0),
+        ],
+    )
+
+
+def sources(
+    function: FunctionBuilder, reads: Reads, before: Sequence[int], after: Sequence[int]
+) -> ir.Value:
+    """Where a mask that is broadcast from one shape to another comes from, as the runtime takes it;
+    null where that is too much to tell.
+    """
+    if len(reads) > MOST_READS:
+        return ir.Constant(pointer, None)
+    told = function.constant_data(i64, words(reads, tuple(before), tuple(after)))
     # llvmlite gives it a typed pointer, which LLVM no longer has.
-    table.type = pointer
-    return [table, ir.Constant(i32, len(numbers))]
+    told.type = pointer
+    return told
+
+
+def mark_from_padding(function: FunctionBuilder, address: ir.Value, itemsize: int) -> None:
+    """Tells the runtime that an element holds what a copy has read from the padding of tiles."""
+    mark_one(function, address, itemsize, sources(function, [(FROM_PADDING, ANYWHERE)], (), ()), 0)
+
+
+def _number(function: FunctionBuilder, buffer: Buffer, index: Sequence[Index]) -> Index:
+    """The row-major number of an element of a buffer."""
+    return function.linear_index(index, dense(buffer.shape))
 
 
 def _is_same(atoms: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -230,7 +273,8 @@ def _mask_of_view(
             function = context.function
             place = inside.element_address(function, list(index))
             builder = function.builder
-            found = builder.trunc(_ask_spot(context, view, spot, operation, read), i8)
+            number = _number(function, inside, index)
+            found = builder.trunc(_ask_spot(context, view, spot, number, operation, read), i8)
             # An element in pieces is undefined if one of them is.
             before = builder.load(place, typ=i8, align=1)
             builder.store(builder.or_(before, found), place, align=1)
@@ -249,7 +293,8 @@ def _fill_mask_of_overhang(
     def ask(
         function: FunctionBuilder, address: ir.Value, held: list[Buffer], index: list[Index]
     ) -> None:
-        found = _ask_one(function, address, dtypes.itemsize(view.dtype), read)
+        number = _number(function, held[0], index)
+        found = _ask_one(function, address, dtypes.itemsize(view.dtype), read, number)
         place = held[0].element_address(function, index)
         function.builder.store(function.builder.trunc(found, i8), place, align=1)
 
@@ -307,12 +352,13 @@ def mask_of_buffer(context: Context, buffer: Buffer, read: int) -> Buffer:
     return _filled(context, target, answer)
 
 
-def mark_buffer(context: Context, buffer: Buffer, mask: Value, reads: Sequence[int]) -> None:
+def mark_buffer(context: Context, buffer: Buffer, mask: Value, reads: Reads) -> None:
     """Makes undefined what a mask says of a buffer which lies together."""
     size = dtypes.itemsize(buffer.dtype)
-    dense = context.dense(mask)
-    with context.builder.if_then(_any(context, dense), likely=False):
-        _mark_block(context, buffer.address, [buffer.size], [size], size, dense.address, reads)
+    held = context.dense(mask)
+    with context.builder.if_then(_any(context, held), likely=False):
+        told = sources(context.function, reads, mask.shape, mask.shape)
+        _mark_block(context, buffer.address, [buffer.size], [size], size, held.address, told)
 
 
 def _ask_view(context: Context, view: View, mask: ir.Value, read: int) -> ir.Value:
@@ -343,11 +389,13 @@ def _ask_block(
             table(context, strides),
             mask,
             ir.Constant(i32, read),
+            ir.Constant(i64, 0),
         ],
     )
 
 
-def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) -> None:
+def _mark_view(context: Context, view: View, mask: Value, reads: Reads) -> None:
+    own_shape = mask.shape
     if mask.shape != view.shape:
         first = len(view.shape) - len(mask.shape)
         broadcast = views.broadcast(mask.shape, view.shape, range(first, len(view.shape)))
@@ -363,7 +411,9 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) 
         ) -> None:
             is_bad = held[0].element(ElementBuilder(function), index)
             with function.builder.if_then(is_bad, likely=False):
-                mark_one(function, address, dtypes.itemsize(view.dtype), reads)
+                told = sources(function, reads, own_shape, held[0].shape)
+                number = _number(function, held[0], index)
+                mark_one(function, address, dtypes.itemsize(view.dtype), told, number)
 
         padding.for_each_inside(context, "mark_inside", view, [held], mark_inside)
         return
@@ -374,18 +424,25 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Sequence[int]) 
             function = context.function
             is_bad = inside.element(ElementBuilder(function), list(index))
             with function.builder.if_then(is_bad, likely=False):
-                mark_one(function, spot.address, dtypes.itemsize(view.dtype), reads)
+                told = sources(function, reads, own_shape, inside.shape)
+                number = _number(function, inside, index)
+                mark_one(function, spot.address, dtypes.itemsize(view.dtype), told, number)
 
         with builder.if_then(_any(context, held), likely=False):
             _for_each_element(context, view, held, mark)
         return
     # A mask in a register is stored only if it says anything.
-    taken: Value = mask if isinstance(mask, Scalar | Packed) else context.dense(mask)
+    taken: Value = mask if _is_in_register(mask) else context.dense(mask)
     with builder.if_then(_any(context, taken), likely=False):
-        dense = context.dense(taken)
+        held = context.dense(taken)
         extents, strides = merged(context.function, view.extents, view.strides)
         size = dtypes.itemsize(view.dtype)
-        _mark_block(context, view.address, extents, strides, size, dense.address, reads)
+        told = sources(context.function, reads, own_shape, view.shape)
+        _mark_block(context, view.address, extents, strides, size, held.address, told)
+
+
+def _is_in_register(mask: Value) -> bool:
+    return isinstance(mask, Scalar | Packed)
 
 
 def _mark_block(
@@ -395,7 +452,7 @@ def _mark_block(
     strides: Sequence[int],
     itemsize: int,
     mask: ir.Value,
-    reads: Sequence[int],
+    told: ir.Value,
 ) -> None:
     function = context.function
     claims.before_mark(context)
@@ -410,7 +467,8 @@ def _mark_block(
             table(context, extents),
             table(context, strides),
             mask,
-            *read_numbers(function, reads),
+            ir.Constant(i64, 0),
+            told,
         ],
     )
 
@@ -419,17 +477,23 @@ def _mark_block(
 Step = Callable[[Spot, View, Buffer, Sequence[Index]], None]
 
 
-def _ask_spot(context: Context, view: View, spot: Spot, operation: str, read: int) -> ir.Value:
-    """Whether the element at a spot is undefined; in the padding all are."""
+def _ask_spot(
+    context: Context, view: View, spot: Spot, number: Index, operation: str, read: int
+) -> ir.Value:
+    """Whether the element at a spot is undefined, which has this number among those that are read;
+    in the padding all are.
+    """
     function = context.function
-    found = _ask_one(function, spot.address, dtypes.itemsize(view.dtype), read)
+    found = _ask_one(function, spot.address, dtypes.itemsize(view.dtype), read, number)
     if spot.number is None:
         return found
     site = access_site(context, view, operation)
     return function.builder.or_(found, spots.tell_if_read(context, view, spot, site, read))
 
 
-def _ask_one(function: FunctionBuilder, address: ir.Value, itemsize: int, read: int) -> ir.Value:
+def _ask_one(
+    function: FunctionBuilder, address: ir.Value, itemsize: int, read: int, number: Index
+) -> ir.Value:
     nothing = ir.Constant(pointer, None)
     return function.call_external(
         "cokernel_checked_undefined",
@@ -443,14 +507,17 @@ def _ask_one(function: FunctionBuilder, address: ir.Value, itemsize: int, read: 
             nothing,
             nothing,
             ir.Constant(i32, read),
+            function.index(number),
         ],
     )
 
 
 def mark_one(
-    function: FunctionBuilder, address: ir.Value, itemsize: int, reads: Sequence[int]
+    function: FunctionBuilder, address: ir.Value, itemsize: int, told: ir.Value, number: Index
 ) -> None:
-    """Tells the runtime that an element is undefined, by values from reads of these numbers."""
+    """Tells the runtime that an element is undefined, which has this number in the mask that the
+    sources are about.
+    """
     nothing = ir.Constant(pointer, None)
     one = function.constant_data(i8, [1])
     one.type = pointer
@@ -465,7 +532,8 @@ def mark_one(
             nothing,
             nothing,
             one,
-            *read_numbers(function, reads),
+            function.index(number),
+            told,
         ],
     )
 

@@ -14,7 +14,7 @@ from cokernel.compiler.dtypes import i1
 from cokernel.compiler.function import Index
 from cokernel.compiler.ops import copies
 from cokernel.compiler.ops.copies import Block, MoveRun, Side
-from cokernel.compiler.ops.definedness import FROM_PADDING, mark_one
+from cokernel.compiler.ops.definedness import FROM_PADDING, mark_from_padding
 from cokernel.compiler.ops.watched_copies import (
     carry_undefined,
     plain,
@@ -89,7 +89,7 @@ def _make_up(
                 address = inner.advance(base, inner.linear_index(index, plain(block.target)))
                 builder.store(_made_up(checked, itemsize), address, align=1)
                 if checked.uninitialised:
-                    mark_one(inner, address, itemsize, (FROM_PADDING,))
+                    mark_from_padding(inner, address, itemsize)
         inner.finish()
     context.call(inner, arguments)
 
@@ -196,7 +196,7 @@ def _move_or_make_up(
                 if checked.uninitialised:
                     number = function.add(origin.number, function.multiply(position, step))
                     tell_read(context, function.index(number), source.room, reads, FROM_PADDING)
-                    mark_one(function, address, itemsize, (FROM_PADDING,))
+                    mark_from_padding(function, address, itemsize)
     return None
 
 

@@ -13,7 +13,7 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i32, i64, pointer, void
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.ops.copies import Block, MoveRun, Picks, Side
-from cokernel.compiler.ops.definedness import AT_ONCE, read_numbers
+from cokernel.compiler.ops.definedness import AT_ONCE, report_read
 from cokernel.compiler.probes import Access, probe_block, probe_run, table
 
 # How the runtime is told that undefined elements are used as indices.
@@ -134,7 +134,7 @@ def _report_if_cut(
         return
     padding.tell_if_cut(context, inside, extents, window, site, AT_ONCE)
     with context.builder.if_then(padding.is_cut(context, inside, extents), likely=False):
-        _report(context, site)
+        report_read(context.function, site, USED_AS_INDEX)
 
 
 def _report_undefined_indices(
@@ -156,16 +156,8 @@ def _report_undefined_indices(
             table(context, pick.strides),
             ir.Constant(pointer, None),
             ir.Constant(i32, AT_ONCE),
+            ir.Constant(i64, 0),
         ],
     )
     with builder.if_then(builder.icmp_signed("!=", found, ir.Constant(i32, 0)), likely=False):
-        _report(context, site)
-
-
-def _report(context: Context, site: ir.Constant) -> None:
-    function = context.function
-    use = ir.Constant(i32, USED_AS_INDEX)
-    numbers = read_numbers(function, (AT_ONCE,))
-    function.call_external(
-        "cokernel_checked_report_undefined", void, [function.core, site, use, *numbers]
-    )
+        report_read(context.function, site, USED_AS_INDEX)

@@ -129,6 +129,7 @@ void State::add_undefined_read(Finding finding, const Parts<uintptr_t>& parts) {
   EarlyRead& known = early_reads_[entry->second];
   known.parts.add(parts);
   known.finding.memory->parts.add(finding.memory->parts);
+  known.finding.is_inexact |= finding.is_inexact;
   known.finding.meetings.add(finding.meetings);
   known.finding.occurrences = known.finding.meetings.empty()
                                   ? known.finding.occurrences + finding.occurrences
@@ -170,9 +171,9 @@ std::set<uint64_t> State::writers_of_values() const {
         if (found.count(write.writer) != 0) continue;
         const auto origin = origins_.find(write.writer);
         if (origin != origins_.end()) {
-          const UndefinedRead& read = origin->second;
+          const Reading& read = trails_.reading(origin->second.reading);
           const Reader source = reader_of(read.core, read.site, read.is_dma, read.dma_site);
-          if (!without_late_writes(source, read.parts, found).empty()) continue;
+          if (!without_late_writes(source, origin->second.parts, found).empty()) continue;
         }
         found.insert(write.writer);
         has_changed = true;

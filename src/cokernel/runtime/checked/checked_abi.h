@@ -106,10 +106,11 @@ void cokernel_checked_forget(cokernel::Core* core, void* address, int64_t elemen
 
 // Whether some element of a strided block is undefined. If so, `mask` gets a byte for each, in
 // row-major order; it may be null. It belongs to the read that the core probed last, which a report
-// names; the program calls it by the number `read`.
+// names; the program calls it by the number `read`, and its first element is at `position` of what
+// is read.
 int32_t cokernel_checked_undefined(cokernel::Core* core, void* address, int64_t element_bytes,
                                    int64_t rank, const int64_t* extents, const int64_t* strides,
-                                   uint8_t* mask, int32_t read);
+                                   uint8_t* mask, int32_t read, int64_t position);
 // The core has read from the padding of tiles, where nobody writes; the program calls the read by
 // the number `read`. `window`: of each dimension of the Ref the first element, then those behind
 // the last ones, then the extents of the Ref.
@@ -119,12 +120,15 @@ void cokernel_checked_read_padding(cokernel::Core* core, int32_t site, int32_t r
 void cokernel_checked_pick_padding(cokernel::Core* core, int32_t site, int32_t read,
                                    int64_t element, int64_t rank, const int64_t* shape);
 // Makes the elements undefined whose mask is not zero; the others stay as they are. The values may
-// come from the reads of these numbers.
+// come from the reads that `sources` tell of (see `Source`); null if they are not known. `position`
+// is that of the first element in the mask they are about.
 void cokernel_checked_mark_undefined(cokernel::Core* core, void* address, int64_t element_bytes,
                                      int64_t rank, const int64_t* extents, const int64_t* strides,
-                                     const uint8_t* mask, const int32_t* reads, int32_t read_count);
-// An undefined value has come to matter, which may come from the reads of these numbers. `use`: 0 a
-// branch, 1 an index, 2 an output, 3 an amount, 4 a callback, 5 a loop.
+                                     const uint8_t* mask, int64_t position, const int64_t* sources);
+// Undefined values have come to matter, those of a mask with so many elements, or, if it is null,
+// all of some reads. `use`: 0 a branch, 1 an index, 2 an output, 3 an amount, 4 a callback, 5 a
+// loop. `is_again`: this use has told of others before.
 void cokernel_checked_report_undefined(cokernel::Core* core, int32_t site, int32_t use,
-                                       const int32_t* reads, int32_t read_count);
+                                       const uint8_t* mask, int64_t count, const int64_t* sources,
+                                       int32_t is_again);
 }

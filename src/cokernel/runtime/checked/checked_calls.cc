@@ -158,9 +158,11 @@ void cokernel_checked_forget(Core* core, void* address, int64_t element_bytes, i
 
 int32_t cokernel_checked_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                                    const int64_t* extents, const int64_t* strides, uint8_t* mask,
-                                   int32_t read) {
+                                   int32_t read, int64_t position) {
   State& state = state_of(core);
-  return state.undefined(core, address, element_bytes, rank, extents, strides, mask, read) ? 1 : 0;
+  const bool found =
+      state.undefined(core, address, element_bytes, rank, extents, strides, mask, read, position);
+  return found ? 1 : 0;
 }
 
 void cokernel_checked_read_padding(Core* core, int32_t site, int32_t read, int64_t rank,
@@ -175,13 +177,13 @@ void cokernel_checked_pick_padding(Core* core, int32_t site, int32_t read, int64
 
 void cokernel_checked_mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                                      const int64_t* extents, const int64_t* strides,
-                                     const uint8_t* mask, const int32_t* reads,
-                                     int32_t read_count) {
-  state_of(core).mark_undefined(core, address, element_bytes, rank, extents, strides, mask, reads,
-                                read_count);
+                                     const uint8_t* mask, int64_t position,
+                                     const int64_t* sources) {
+  state_of(core).mark_undefined(core, address, element_bytes, rank, extents, strides, mask,
+                                position, sources);
 }
 
-void cokernel_checked_report_undefined(Core* core, int32_t site, int32_t use, const int32_t* reads,
-                                       int32_t read_count) {
-  state_of(core).report_undefined(core, site, use, reads, read_count);
+void cokernel_checked_report_undefined(Core* core, int32_t site, int32_t use, const uint8_t* mask,
+                                       int64_t count, const int64_t* sources, int32_t is_again) {
+  state_of(core).report_undefined(core, site, use, mask, count, sources, is_again != 0);
 }

@@ -108,31 +108,6 @@ void State::conflict(uint32_t earlier, uint32_t later, uintptr_t begin, uintptr_
   if (!is_swapped && copy.is_dma) race_in_ended_scope(copy, begin, end, element_bytes);
 }
 
-void State::set_undefined_read(Finding& finding, const UndefinedRead& read, int32_t core,
-                               int32_t site) const {
-  if (read.core < 0) {
-    finding.first = party_of_core(core, site, "read");
-    return;
-  }
-  finding.first = party_of_core(read.core, read.site, read.is_dma ? "copy reads" : "read");
-  finding.first->is_dma = read.is_dma;
-  finding.first->dma_site = read.dma_site;
-  finding.window = read.window;
-  finding.padding = read.padding;
-  finding.meetings = read.meetings;
-  if (read.allocated.site >= 0) {
-    finding.allocator = party_of_core(read.allocated.core, read.allocated.site, "allocate");
-  }
-  for (const auto& [begin, end] : read.parts.all()) {
-    MemoryRange range = range_of(begin, end, read.element_bytes);
-    if (finding.memory.has_value()) {
-      finding.memory->parts.add(range.parts);
-    } else {
-      finding.memory = std::move(range);
-    }
-  }
-}
-
 // What is left in a semaphore when it ends.
 void State::report_left(SemaphoreState& semaphore) {
   for (Signal& signal : semaphore.signals) {
@@ -224,60 +199,6 @@ void State::look_at_end() {
     report_misfit(ended);
   }
   look_at_outputs();
-}
-
-void State::look_at_outputs() {
-  if (!options_.uninitialised) return;
-  for (const auto& [buffer, element_bytes] : options_.outputs) {
-    if (buffer < 0 || buffer >= static_cast<int32_t>(launch_.buffers.size())) continue;
-    const auto begin = reinterpret_cast<uintptr_t>(launch_.buffers[buffer]);
-    Region* region = shadow_.find(begin);
-    if (region == nullptr) continue;
-    const int64_t size = std::max<int64_t>(element_bytes, 1);
-    const uintptr_t end = begin + static_cast<uintptr_t>(launch_.buffer_bytes[buffer]);
-    int64_t occurrences = 1;
-    shadow_.for_each_undefined(*region, begin, end,
-                               [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t read) {
-                                 Finding finding;
-                                 const uint32_t writer = write & ~kUndefined;
-                                 uint32_t adder = 0;
-                                 accesses_.for_each(read, [&](uint32_t number) {
-                                   if (is_atomic(accesses_[number].kind)) adder = number;
-                                 });
-                                 if (writer == 0 && adder == 0) {
-                                   finding.kind = "NeverWritten";
-                                   finding.memory = range_of(first, last, size);
-                                   finding.memory->place.index = buffer;
-                                   // The pieces of one output are one finding.
-                                   finding.occurrences = std::exchange(occurrences, 0);
-                                   add(std::move(finding));
-                                   return;
-                                 }
-                                 finding.kind = "UninitialisedRead";
-                                 finding.use = "output";
-                                 const uint32_t last_writer = writer != 0 ? writer : adder;
-                                 finding.second = party_of(last_writer);
-                                 const auto origin = origins_.find(origin_key(last_writer));
-                                 if (origin != origins_.end()) {
-                                   set_undefined_read(finding, origin->second, -1, -1);
-                                   add_undefined_read(std::move(finding), origin->second.parts);
-                                   return;
-                                 }
-                                 // It was added to, or updated, before anybody wrote it.
-                                 finding.first = party_of(last_writer);
-                                 finding.memory = range_of(first, last, size);
-                                 const AccessRecord& update = accesses_[last_writer];
-                                 const auto core = static_cast<int32_t>(update.core);
-                                 const auto known = updates_.find({core, update.site});
-                                 if (known != updates_.end()) {
-                                   const int64_t one = first_meeting(core);
-                                   finding.meetings.add(one, one + known->second.count);
-                                 }
-                                 Parts<uintptr_t> parts;
-                                 parts.add(first, last);
-                                 add_undefined_read(std::move(finding), parts);
-                               });
-  }
 }
 
 Party State::party_of_signal(int32_t core, int32_t site, bool is_dma) const {

@@ -112,6 +112,7 @@ void Findings::merge(Finding& known, const Finding& finding, bool unite) {
     if (!is_same_block(range.place, other.place)) return;
     range.place.offset = std::min(range.place.offset, other.place.offset);
     range.parts.add(other.parts);
+    known.is_inexact = known.is_inexact || finding.is_inexact;
   } else if (known.also.size() < kMostOthers && finding.first.has_value()) {
     for (const auto& [first, second] : known.also) {
       if (names(first, second)) return;

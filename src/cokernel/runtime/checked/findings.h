@@ -135,6 +135,8 @@ struct Finding {
   bool is_unwaited = false;
   // UninitialisedRead: of what a write brings that races with the read.
   bool is_too_early = false;
+  // UninitialisedRead: perhaps not all of `memory` is what the value comes from.
+  bool is_inexact = false;
   // UninitialisedRead of padding: of a window, and of elements that were picked one by one.
   std::vector<Span> window;
   PickedPadding padding;

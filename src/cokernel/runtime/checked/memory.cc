@@ -1,4 +1,4 @@
-// Accesses to memory in checked mode, and which of it is undefined.
+// Accesses to memory in checked mode.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -12,11 +12,6 @@ namespace cokernel::checked {
 namespace {
 
 uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
-
-const char* name_of_use(int32_t use) {
-  constexpr const char* kNames[] = {"branch", "index", "output", "amount", "callback", "loop"};
-  return use >= 0 && use < 6 ? kNames[use] : "value";
-}
 
 }  // namespace
 
@@ -202,73 +197,6 @@ void State::release_to_element(Core* core, uintptr_t begin) {
   element_behaviour_ += mix(where, element.behaviour);
 }
 
-void State::copy_undefined(Core* core, void* target, const void* source, int64_t element_bytes,
-                           int64_t rank, const int64_t* extents, const int64_t* target_strides,
-                           const int64_t* source_strides) {
-  if (!options_.uninitialised) return;
-  // A DMA tells of what it reads before it says where that goes.
-  if (dma_ != nullptr && !has_read_undefined_) return;
-  Region* from = shadow_.find(address_of(source));
-  Region* to = shadow_.find(address_of(target));
-  if (from == nullptr || to == nullptr) return;
-  const uint32_t probe = last_probe_;
-  UndefinedRead read;
-  if (probe != 0) {
-    const Agent& agent = agent_of(core);
-    read.core = number_of(core);
-    read.site = accesses_[probe].site;
-    read.is_dma = agent.is_dma;
-    read.dma_site = agent.dma_site;
-    read.element_bytes = element_bytes;
-  }
-  for_each_piece(
-      element_bytes, rank, extents, source_strides, target_strides,
-      [&](int64_t source_offset, int64_t target_offset, int64_t, int64_t bytes) {
-        const uintptr_t begin = address_of(source) + static_cast<uintptr_t>(source_offset);
-        const uintptr_t distance =
-            address_of(target) + static_cast<uintptr_t>(target_offset) - begin;
-        shadow_.for_each_undefined(
-            *from, begin, begin + static_cast<uintptr_t>(bytes),
-            [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
-              shadow_.make_undefined(*to, first + distance, last + distance);
-              if (probe == 0) return;
-              // A value that came from elsewhere has been read there first.
-              const uint32_t writer = write & ~kUndefined;
-              const auto origin = writer == 0 ? origins_.end() : origins_.find(origin_key(writer));
-              if (origin != origins_.end()) {
-                add_origin(probe, UndefinedRead(origin->second));
-              } else {
-                if (read.parts.empty()) {
-                  read.allocated = allocation_at(first);
-                  read.meetings = meeting(read.core, read.site);
-                }
-                read.parts.add(first, last);
-              }
-            });
-      });
-  if (!read.parts.empty()) add_origin(probe, read);
-}
-
-// Of the reads that one write stores the values of, the first is told, with all that it met.
-void State::add_origin(uint32_t probe, const UndefinedRead& read) {
-  const auto [entry, is_new] = origins_.emplace(origin_key(probe), read);
-  UndefinedRead& known = entry->second;
-  if (is_new || known.core != read.core || known.site != read.site) return;
-  known.parts.add(read.parts);
-  known.padding.add(read.padding);
-  known.meetings.add(read.meetings);
-}
-
-Parts<int64_t> State::meeting(int32_t core, int32_t site) {
-  Meetings& known = meetings_[{core, site}];
-  if (known.event != event_) ++known.count;
-  known.event = event_;
-  const int64_t number = first_meeting(core) + known.count - 1;
-  Parts<int64_t> result;
-  result.add(number, number + 1);
-  return result;
-}
-
 void State::allocate(Core* core, int32_t site, void* address, int64_t bytes, int64_t element_bytes,
                      int32_t is_semaphore) {
   if (bytes <= 0) return;
@@ -298,7 +226,7 @@ void State::allocate(Core* core, int32_t site, void* address, int64_t bytes, int
                    address_of(begin), end, options_.uninitialised, fresh);
 }
 
-State::Allocation State::allocation_at(uintptr_t address) const {
+Allocation State::allocation_at(uintptr_t address) const {
   auto next = allocations_.upper_bound(address);
   if (next == allocations_.begin()) return {};
   const Allocation& before = std::prev(next)->second;
@@ -325,198 +253,6 @@ void State::release(Core* core, int32_t site, void* address, int64_t bytes, int3
   }
   shadow_.access(*region, {AccessKind::kRelease, number, &agent, 1, &cache.last}, address_of(begin),
                  address_of(begin) + static_cast<uintptr_t>(bytes));
-}
-
-void State::forget(void* address, int64_t element_bytes, int64_t rank, const int64_t* extents,
-                   const int64_t* strides) {
-  if (!options_.uninitialised) return;
-  Region* region = shadow_.find(address_of(address));
-  if (region == nullptr) return;
-  for_each_piece(element_bytes, rank, extents, strides, strides,
-                 [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
-                   const uintptr_t begin = address_of(address) + static_cast<uintptr_t>(offset);
-                   shadow_.make_undefined(*region, begin, begin + static_cast<uintptr_t>(bytes));
-                 });
-}
-
-bool State::undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
-                      const int64_t* extents, const int64_t* strides, uint8_t* mask,
-                      int32_t number) {
-  if (!options_.uninitialised) return false;
-  Region* region = shadow_.find(address_of(address));
-  if (region == nullptr) return false;
-  if (rank == 0 || (rank == 1 && strides[0] == element_bytes)) {
-    const int64_t bytes = element_bytes * (rank == 0 ? 1 : extents[0]);
-    const uintptr_t begin = address_of(address);
-    const uintptr_t end = std::min(begin + static_cast<uintptr_t>(bytes), region->end);
-    if (!shadow_.any_undefined(*region, begin, end)) return false;
-  }
-  UndefinedRead read;
-  // What was copied here has been read elsewhere, and that is the read to tell of.
-  bool is_read_here = true;
-  for_each_piece(element_bytes, rank, extents, strides, strides,
-                 [&](int64_t offset, int64_t, int64_t, int64_t bytes) {
-                   const uintptr_t begin = address_of(address) + static_cast<uintptr_t>(offset);
-                   shadow_.for_each_undefined(
-                       *region, begin, begin + static_cast<uintptr_t>(bytes),
-                       [&](uintptr_t first, uintptr_t last, uint32_t write, uint32_t) {
-                         if (read.core < 0) is_read_here = note_undefined_read(read, core, write);
-                         if (!is_read_here) return;
-                         if (read.parts.empty()) {
-                           read.allocated = allocation_at(first);
-                           read.meetings = meeting(read.core, read.site);
-                         }
-                         read.parts.add(first, last);
-                       });
-                 });
-  if (read.core < 0) return false;
-  if (is_read_here) read.element_bytes = element_bytes;
-  CoreInfo& known = info(core);
-  UndefinedRead& last = known.undefined_reads[number];
-  if (last.core == read.core && last.site == read.site &&
-      last.serial == known.last_undefined_read) {
-    // The elements of one read may be asked for one by one.
-    last.parts.add(read.parts);
-    last.meetings.add(read.meetings);
-  } else {
-    last = std::move(read);
-  }
-  last.serial = ++known.last_undefined_read;
-  if (mask == nullptr) return true;
-  int64_t count = 1;
-  for (int64_t i = 0; i < rank; ++i) count *= extents[i];
-  std::memset(mask, 0, static_cast<std::size_t>(count));
-  for_each_piece(element_bytes, rank, extents, strides, strides,
-                 [&](int64_t offset, int64_t, int64_t number, int64_t bytes) {
-                   const uintptr_t begin = address_of(address) + static_cast<uintptr_t>(offset);
-                   shadow_.for_each_undefined(
-                       *region, begin, begin + static_cast<uintptr_t>(bytes),
-                       [&](uintptr_t first, uintptr_t last, uint32_t, uint32_t) {
-                         const auto from = static_cast<int64_t>(first - begin) / element_bytes;
-                         const auto to = static_cast<int64_t>(last - 1 - begin) / element_bytes;
-                         std::memset(mask + number + from, 1,
-                                     static_cast<std::size_t>(to - from + 1));
-                       });
-                 });
-  return true;
-}
-
-void State::read_padding(Core* core, int32_t site, int32_t number, int64_t rank,
-                         const int64_t* window) {
-  const Agent& agent = agent_of(core);
-  UndefinedRead read;
-  read.core = number_of(core);
-  read.site = site;
-  read.is_dma = agent.is_dma;
-  read.dma_site = agent.dma_site;
-  for (int64_t i = 0; i < rank; ++i) {
-    read.window.push_back({window[i], window[rank + i], window[2 * rank + i]});
-  }
-  read.meetings = meeting(read.core, site);
-  CoreInfo& known = info(core);
-  read.serial = ++known.last_undefined_read;
-  known.undefined_reads[number] = std::move(read);
-}
-
-void State::pick_padding(Core* core, int32_t site, int32_t number, int64_t element, int64_t rank,
-                         const int64_t* shape) {
-  const Agent& agent = agent_of(core);
-  CoreInfo& known = info(core);
-  UndefinedRead& read = known.undefined_reads[number];
-  // The elements of one read come one by one, like those that nobody has written.
-  const bool goes_on = read.core == number_of(core) && read.site == site &&
-                       read.dma_site == agent.dma_site && read.serial == known.last_undefined_read;
-  if (!goes_on) {
-    read = UndefinedRead();
-    read.core = number_of(core);
-    read.site = site;
-    read.is_dma = agent.is_dma;
-    read.dma_site = agent.dma_site;
-  }
-  read.padding.shape.assign(shape, shape + rank);
-  read.padding.elements.add(element, element + 1);
-  read.meetings.add(meeting(read.core, site));
-  read.serial = ++known.last_undefined_read;
-}
-
-bool State::note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write) {
-  read.core = number_of(core);
-  if (last_probe_ != 0) {
-    const AccessRecord& probe = accesses_[last_probe_];
-    read.site = probe.site;
-    read.is_dma = probe.is_dma;
-    read.dma_site = probe.dma_site;
-  }
-  const uint32_t writer = write & ~kUndefined;
-  if (writer == 0) return true;
-  const auto origin = origins_.find(origin_key(writer));
-  if (origin == origins_.end()) return true;
-  read = origin->second;
-  return false;
-}
-
-void State::mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
-                           const int64_t* extents, const int64_t* strides, const uint8_t* mask,
-                           const int32_t* reads, int32_t read_count) {
-  if (!options_.uninitialised) return;
-  Region* region = shadow_.find(address_of(address));
-  if (region == nullptr) return;
-  bool any = false;
-  for_each_piece(element_bytes, rank, extents, strides, strides,
-                 [&](int64_t offset, int64_t, int64_t first, int64_t bytes) {
-                   const uintptr_t begin = address_of(address) + static_cast<uintptr_t>(offset);
-                   const int64_t count = bytes / element_bytes;
-                   const uint8_t* here = mask + first;
-                   for (int64_t i = 0; i < count;) {
-                     if (here[i] == 0) {
-                       ++i;
-                       continue;
-                     }
-                     int64_t next = i + 1;
-                     while (next < count && here[next] != 0) ++next;
-                     shadow_.make_undefined(*region,
-                                            begin + static_cast<uintptr_t>(i * element_bytes),
-                                            begin + static_cast<uintptr_t>(next * element_bytes));
-                     any = true;
-                     i = next;
-                   }
-                 });
-  if (!any || last_probe_ == 0) return;
-  const UndefinedRead& read = undefined_read_of(core, reads, read_count);
-  if (read.core >= 0) add_origin(last_probe_, read);
-}
-
-const State::UndefinedRead& State::undefined_read_of(Core* core, const int32_t* reads,
-                                                     int32_t count) {
-  static const UndefinedRead nothing;
-  const UndefinedRead* found = nullptr;
-  const auto consider = [&](const UndefinedRead& read) {
-    if (found == nullptr || read.serial > found->serial) found = &read;
-  };
-  const auto& known = info(core).undefined_reads;
-  for (int32_t i = 0; i < count; ++i) {
-    const auto entry = known.find(reads[i]);
-    if (entry != known.end()) consider(entry->second);
-  }
-  if (found == nullptr) {
-    for (const auto& [number, read] : known) consider(read);
-  }
-  return found != nullptr ? *found : nothing;
-}
-
-void State::report_undefined(Core* core, int32_t site, int32_t use, const int32_t* reads,
-                             int32_t read_count) {
-  const UndefinedRead& read = undefined_read_of(core, reads, read_count);
-  const int32_t number = number_of(core);
-  info(core).last_use = {site, event_};
-  Finding finding;
-  finding.kind = "UninitialisedRead";
-  finding.use = name_of_use(use);
-  finding.second = party_of_core(number, site, "use");
-  set_undefined_read(finding, read, number, site);
-  // It is the use that is counted, whatever it has read.
-  finding.meetings = Parts<int64_t>();
-  add_undefined_read(std::move(finding), read.parts);
 }
 
 }  // namespace cokernel::checked

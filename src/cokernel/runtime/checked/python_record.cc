@@ -108,6 +108,7 @@ nb::dict describe_finding(const Executable& executable, const Finding& finding) 
   if (finding.second.has_value()) result["second"] = describe_party(executable, *finding.second);
   result["is_unwaited"] = finding.is_unwaited;
   result["is_too_early"] = finding.is_too_early;
+  result["is_inexact"] = finding.is_inexact;
   if (!finding.more.empty()) {
     nb::list more;
     for (const Party& party : finding.more) more.append(describe_party(executable, party));

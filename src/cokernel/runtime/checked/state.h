@@ -1,8 +1,8 @@
 // A checked launch: the cores and the copies in flight, who goes on, and what has been found.
 //
 // Everything runs on the thread that launches, so nothing here is locked. state.cc decides who goes
-// on, synchronisation.cc is semaphores, barriers and DMAs, memory.cc accesses to memory, and
-// ends.cc what is looked at when a scope or the launch ends.
+// on, synchronisation.cc is semaphores, barriers and DMAs, memory.cc accesses to memory,
+// undefined.cc what is undefined, and ends.cc what is looked at when a scope or the launch ends.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@
 #include "checked/clock.h"
 #include "checked/findings.h"
 #include "checked/options.h"
+#include "checked/origins.h"
 #include "checked/semaphores.h"
 #include "checked/shadow.h"
 
@@ -106,15 +107,16 @@ class State final : public Conflicts {
   void forget(void* address, int64_t element_bytes, int64_t rank, const int64_t* extents,
               const int64_t* strides);
   bool undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
-                 const int64_t* extents, const int64_t* strides, uint8_t* mask, int32_t read);
+                 const int64_t* extents, const int64_t* strides, uint8_t* mask, int32_t number,
+                 int64_t position);
   void read_padding(Core* core, int32_t site, int32_t number, int64_t rank, const int64_t* window);
   void pick_padding(Core* core, int32_t site, int32_t number, int64_t element, int64_t rank,
                     const int64_t* shape);
   void mark_undefined(Core* core, void* address, int64_t element_bytes, int64_t rank,
                       const int64_t* extents, const int64_t* strides, const uint8_t* mask,
-                      const int32_t* reads, int32_t read_count);
-  void report_undefined(Core* core, int32_t site, int32_t use, const int32_t* reads,
-                        int32_t read_count);
+                      int64_t position, const int64_t* sources);
+  void report_undefined(Core* core, int32_t site, int32_t use, const uint8_t* mask, int64_t count,
+                        const int64_t* sources, bool is_again);
 
   void conflict(uint32_t earlier, uint32_t later, uintptr_t begin, uintptr_t end,
                 int64_t element_bytes) override;
@@ -127,26 +129,6 @@ class State final : public Conflicts {
     bool decrement = false;
     bool is_dma = false;
     int32_t site = -1;
-  };
-  // A piece of private memory that a scope has asked for, up to `end`.
-  struct Allocation {
-    uintptr_t end = 0;
-    int32_t core = -1;
-    int32_t site = -1;
-  };
-  // A value that somebody read although it is undefined, and the undefined parts of what was read.
-  struct UndefinedRead {
-    int32_t core = -1;
-    int32_t site = -1;
-    int32_t dma_site = -1;
-    bool is_dma = false;
-    Parts<uintptr_t> parts;
-    int64_t element_bytes = 1;
-    uint64_t serial = 0;
-    std::vector<Span> window;  // Where it reaches into the padding of tiles.
-    PickedPadding padding;
-    Allocation allocated;     // The scope that asked for the memory, if one did.
-    Parts<int64_t> meetings;  // The reads: what `meeting` calls them.
   };
   // What a core that polls has looked at: a semaphore, or memory.
   struct Look {
@@ -170,7 +152,7 @@ class State final : public Conflicts {
     std::vector<Look> looks;  // Since then, or since anything changed.
     int64_t dmas = 0;         // Started so far.
     std::vector<uint32_t> dma_agents;
-    // By the number of the read in its program; the one that came last goes for all others.
+    // By the number of the read in its program.
     std::unordered_map<int32_t, UndefinedRead> undefined_reads;
     uint64_t last_undefined_read = 0;
     // Where it has used an undefined value last, and the access that was probed before.
@@ -265,21 +247,32 @@ class State final : public Conflicts {
   bool is_watched(uintptr_t begin, uintptr_t end) const;
   void acquire_from(Core* core, uint32_t number);
   void release_to_element(Core* core, uintptr_t begin);
-  // Returns whether it is the present read, and not one whose value was stored since.
-  bool note_undefined_read(UndefinedRead& read, const Core* core, uint32_t write);
   void note_look(Core* core, const Look& look);
-  // Which of some reads of a core came last, by their numbers in its program.
-  const UndefinedRead& undefined_read_of(Core* core, const int32_t* reads, int32_t count);
   Allocation allocation_at(uintptr_t address) const;
   // Numbers the accesses of a core at a site that meet undefined values: neighbours, and with them
   // a loop, are one piece. The access is the present one.
-  Parts<int64_t> meeting(int32_t core, int32_t site);
+  int64_t meeting(int32_t core, int32_t site);
   static int64_t first_meeting(int32_t core) { return (int64_t{core} + 1) << 40; }
   // A copy has written there: it may have done so before, to another part of what it moves.
   void note_scattered(uint32_t number, uintptr_t begin, uintptr_t end, int64_t element_bytes);
-  void add_origin(uint32_t probe, const UndefinedRead& read);
   uint64_t origin_key(uint32_t number) const;
   static uint64_t origin_key(const AccessRecord& access);
+
+  // undefined.cc
+  template <typename Visit>
+  void follow(uintptr_t begin, uintptr_t end, uint32_t write, uint32_t read, Visit visit);
+  // The access probed last, as one that reads what nobody has written.
+  int32_t present_reading(const Core* core, int64_t element_bytes, uintptr_t address);
+  Trail as_read(Core* core, const Trail& trail, uintptr_t begin, int64_t first,
+                int64_t element_bytes);
+  // The read of this number, which is the present access.
+  UndefinedRead& begin_read(Core* core, int32_t number, bool is_new = false);
+  void add_origin(uint64_t writer, const Trail& trail);
+  void set_undefined_read(Finding& finding, const Origin& origin, int32_t core, int32_t site) const;
+  void look_at_outputs();
+  void look_at_output(int32_t buffer, Region& region, uintptr_t begin, uintptr_t end,
+                      int64_t element_bytes);
+  void add_sum_of_undefined(uint32_t writer, uintptr_t begin, uintptr_t end, int64_t element_bytes);
 
   // ends.cc
   // `ends`: the launch, whatever the options say.
@@ -289,14 +282,11 @@ class State final : public Conflicts {
   Party party_of(const AccessRecord& access) const;
   MemoryRange range_of(uintptr_t begin, uintptr_t end, int64_t element_bytes) const;
   void set_semaphore(Finding& finding, const SemaphoreState& semaphore) const;
-  void set_undefined_read(Finding& finding, const UndefinedRead& read, int32_t core,
-                          int32_t site) const;
   void report_left(SemaphoreState& semaphore);
   void report_misfit(SemaphoreState& semaphore);
   void release_semaphores(Core* core, int32_t site, char* begin, int64_t bytes,
                           int32_t is_semaphore);
   void look_at_end();
-  void look_at_outputs();
   void report_blocked_waits();
   void note_use_that_failed();
   void add_wait_too_large(int32_t core, const Wait& wait, const Signal& signal,
@@ -401,7 +391,10 @@ class State final : public Conflicts {
   std::map<uintptr_t, uintptr_t> scattered_;  // where it has written.
   std::map<std::pair<int32_t, int32_t>, Meetings> meetings_;  // Reads, by core and site,
   std::map<std::pair<int32_t, int32_t>, Meetings> updates_;   // and sums and updates.
-  std::unordered_map<uint64_t, UndefinedRead> origins_;       // By the write that stored the value.
+  // Of what all executions of a write have stored, by what `origin_key` calls it.
+  std::unordered_map<uint64_t, Origin> origins_;
+  Origins trails_;             // Of each element that is undefined.
+  std::vector<Trail> copied_;  // Those of the copy at hand.
 };
 
 }  // namespace cokernel::checked
