@@ -87,7 +87,7 @@ def access_times(rounds: int) -> dict[int, float]:
         kernel = sweep(cokernel.kernel, windows, interpret=cokernel.Checked())
         argument = jnp.ones((windows * SUBCORES * WINDOW,), jnp.float32)
         accesses = windows * ACCESSES_OF_A_WINDOW
-        contenders[accesses] = jitted(str(accesses), kernel, argument, calls=1)
+        contenders[accesses] = jitted(str(accesses), kernel, argument)
     run(list(contenders.values()), rounds)
     return {accesses: contender.median_s for accesses, contender in contenders.items()}
 
