@@ -233,3 +233,40 @@ def test_words_of_which_no_part_is_written_stay_undefined():
     )
     with pytest.raises(Exception, match=r"UninitialisedRead: .* reads scratch\[.*in an output"):
         jax.block_until_ready(kernel(bits_of((16, 5), jnp.int4)))
+
+
+def explored(body, out, dtype=jnp.int4):
+    kernel = cokernel.kernel(
+        body,
+        jax.ShapeDtypeStruct(out, dtype),
+        mesh=cokernel.CoreMesh(core=1),
+        scratch_types=[pltpu.VMEM((2, 5), jnp.int32)],
+    )
+    return cokernel.explore(kernel, bits_of((16, 5), jnp.int4), schedules=1)
+
+
+def test_words_that_are_written_back_as_they_were_are_read_where_the_program_reads_them():
+    def body(x_ref, out_ref, scratch):
+        view = scratch.bitcast(jnp.int4)
+        for row in range(8):
+            view[row] = x_ref[row]
+        out_ref[...] = view[...]
+
+    report = explored(body, (16, 5))
+    [finding] = report.findings
+    assert (finding.kind, finding.name, finding.indices) == (
+        "UninitialisedRead",
+        "scratch",
+        "[1, 0:5]",
+    )
+    assert finding.parties[0].code == "out_ref[...] = view[...]", str(report)
+
+
+def test_words_of_an_output_that_are_written_back_as_they_were_were_never_written():
+    def body(x_ref, out_ref, scratch):
+        view = out_ref.bitcast(jnp.int4)
+        for row in range(8):
+            view[row] = x_ref[row]
+
+    [finding] = explored(body, (2, 5), jnp.int32).findings
+    assert (finding.kind, finding.indices) == ("NeverWritten", "[1, 0:5]")

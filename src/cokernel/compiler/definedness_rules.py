@@ -22,6 +22,9 @@ from cokernel.compiler.definedness_sources import (
     transposed,
     whole,
 )
+from cokernel.compiler.definedness_sources import (
+    kept as kept_as_it_is,
+)
 from cokernel.compiler.few_bits import copied_bits_p
 
 PL, TPU, SC = _jax.pallas_primitives, _jax.tpu_primitives, _jax.sc_primitives
@@ -167,6 +170,8 @@ def _copied_bits(scope: Scope, eqn: Any) -> list[Mask]:
     else:
         parts = (*outer, after[-2], rows // after[-2], columns)
         move = then((reshaped, parts), reduced((len(parts) - 2,)))
+    if eqn.params["is_read"]:
+        move = then((move, after), kept_as_it_is)
     return [scope.call(eqn, function, [mask], after, move)]
 
 

@@ -17,7 +17,7 @@ from cokernel.records import record
 Shape = tuple[int, ...]
 
 # What the runtime is told of a source; see `Source` in runtime/checked/origins.h.
-_KNOWN, _SURE, _EARLIER, _MOVED = 1, 2, 4, 8
+_KNOWN, _SURE, _EARLIER, _MOVED, _KEPT = 1, 2, 4, 8, 16
 
 
 @record(frozen=True)
@@ -39,6 +39,8 @@ class Source:
     is_earlier: bool = False
     # Whether no element of the read is more than one of the mask, where it is not known which.
     is_moved: bool = False
+    # Whether it was only read in order to be written back where it was.
+    is_kept: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -90,7 +92,9 @@ def united(one: Source, other: Source) -> Source:
     if place(one) == place(other):
         is_sure = one.is_sure and other.is_sure
         is_moved = one.is_moved and other.is_moved
-        return _with(one, is_sure=is_sure, is_earlier=is_earlier, is_moved=is_moved)
+        is_kept = one.is_kept and other.is_kept
+        flags = {"is_sure": is_sure, "is_moved": is_moved, "is_kept": is_kept}
+        return _with(one, is_earlier=is_earlier, **flags)
     return _with(ANYWHERE, is_earlier=is_earlier)
 
 
@@ -117,6 +121,11 @@ def moved(source: Source, before: Shape, after: Shape) -> Source:
     is_whole = source.strides == dense(before) and not source.free
     is_moved = source.is_moved or is_whole
     return _with(ANYWHERE, is_earlier=source.is_earlier, is_moved=is_moved)
+
+
+def kept(source: Source, before: Shape, after: Shape) -> Source:
+    """Of one whose results are only written back where they were."""
+    return _with(source, is_kept=True)
 
 
 def broadcast(source: Source, before: Shape, after: Shape) -> Source:
@@ -274,6 +283,7 @@ def words(reads: Sequence[tuple[int, Source]], before: Shape, after: Shape) -> l
     for number, given in reads:
         source = broadcast(given, before, after)
         flags = _SURE * source.is_sure | _EARLIER * source.is_earlier | _MOVED * source.is_moved
+        flags |= _KEPT * source.is_kept
         dimensions = source.flat
         if source.strides is not None:
             dimensions = tuple(zip(after, source.strides, strict=True))

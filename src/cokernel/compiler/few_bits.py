@@ -19,7 +19,8 @@ from cokernel.compiler.moves import is_whole
 copied_part_p = _jax.Primitive("copied_part")
 # `bitcast_rows` of a part that is written back once some of it has been changed. What is written to
 # a wide element may be less than all of it, and checked mode has one answer for the whole: an
-# element counts as undefined only if none of its parts has been written.
+# element counts as undefined only if none of its parts has been written. `is_read`: it is what has
+# been read in order to be written back, which is no read of the program's own.
 copied_bits_p = _jax.Primitive("copied_bits")
 
 Transforms = tuple[Any, ...]
@@ -114,7 +115,7 @@ class _Copy:
         flat, tree = jax.tree.flatten(self.first)
         part = _jax.Var(self.outer)
         read = self.emit(_jax.get_p, [self.ref, *flat], [part], {"tree": tree})
-        return [read, self.convert(part, result, goes_back)]
+        return [read, self.convert(part, result, goes_back, is_read=True)]
 
     def store(self, value: Any, *, goes_back: bool = False) -> list[Any]:
         """Writes all of the part."""
@@ -122,12 +123,14 @@ class _Copy:
         part = _jax.Var(self.outer)
         dropped = _jax.DropVar(self.outer)
         write = self.emit(_jax.swap_p, [self.ref, part, *flat], [dropped], {"tree": tree})
-        return [self.convert(value, part, goes_back), write]
+        return [self.convert(value, part, goes_back, is_read=False), write]
 
-    def convert(self, value: Any, result: Any, goes_back: bool) -> Any:
+    def convert(self, value: Any, result: Any, goes_back: bool, *, is_read: bool) -> Any:
         """The bits of a value under the dtype of the result."""
         if goes_back:
-            return self.emit(copied_bits_p, [value], [result], {"dtype": result.aval.dtype})
+            return self.emit(
+                copied_bits_p, [value], [result], {"dtype": result.aval.dtype, "is_read": is_read}
+            )
         aval = jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype)
         function = functools.partial(bitcast_rows, dtype=result.aval.dtype)
         jaxpr = jax.make_jaxpr(function)(aval)

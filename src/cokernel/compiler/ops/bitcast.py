@@ -44,7 +44,9 @@ def bitcast_convert_type(context: Context, eqn: Any, operand: Value) -> Value:
 
 @added_rule(copied_bits_p)
 def _copied_bits(context: Context, eqn: Any, operand: Value) -> list[Value]:
-    return lower_traced(context, functools.partial(bitcast_rows, **eqn.params), operand)
+    return lower_traced(
+        context, functools.partial(bitcast_rows, dtype=eqn.params["dtype"]), operand
+    )
 
 
 def _same_width(builder: ElementBuilder, operation: Operation, register: ir.Value) -> ir.Value:

@@ -38,10 +38,11 @@ Trail Trail::moved(int64_t from, int64_t to, int64_t size) const {
 }
 
 bool Trail::goes_on_as(const Trail& next) const {
-  if (end != next.begin || writer != next.writer || unit != next.unit || pool != next.pool) {
+  if (end != next.begin || writer != next.writer || unit != next.unit || pool != next.pool ||
+      is_kept != next.is_kept) {
     return false;
   }
-  if (pool >= 0) return true;
+  if (pool >= 0 || (reading == kUnwritten && next.reading == kUnwritten)) return true;
   return reading == next.reading && step == next.step && per == next.per &&
          (end - anchor) % unit == 0 && source_at(end) == next.source_at(end) &&
          (per == kAlways || (next.anchor - anchor) % per == 0) &&

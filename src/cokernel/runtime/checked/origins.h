@@ -53,9 +53,12 @@ struct Trail {
   int64_t per = kAlways;  // So many positions, from the anchor on, were read at once,
   int64_t meeting = 0;    // the first of them in this meeting.
   int32_t reading = -1;
-  int32_t pool = -1;    // At or above 0: of all values, the number of the origin that they share.
-  uint64_t writer = 0;  // Of memory: what `State::origin_key` calls who wrote it.
+  int32_t pool = -1;     // At or above 0: of all values, the number of the origin that they share.
+  bool is_kept = false;  // They were only read in order to be written back where they were.
+  uint64_t writer = 0;   // Of memory: what `State::origin_key` calls who wrote it.
 
+  // The reading of what has been written back as it was: still nobody has written it.
+  static constexpr int32_t kUnwritten = -2;
   static constexpr int64_t kAlways = int64_t{1} << 40;
 
   int64_t source_at(int64_t position) const {
@@ -159,6 +162,7 @@ struct Source {
   static constexpr int64_t kKnown = 1;    // Otherwise it may be any element of the read.
   static constexpr int64_t kSure = 2;     // What is undefined there has reached the value.
   static constexpr int64_t kEarlier = 4;  // It may have been read in an earlier iteration.
+  static constexpr int64_t kKept = 16;    // It was read in order to be written back where it was.
   static constexpr int64_t kMoved = 8;    // No element of the read is more than one of the mask.
 
   int32_t number = 0;
@@ -231,6 +235,7 @@ class Resolver {
   };
 
   Trail next(int64_t begin, int64_t end);
+  static const Trail* all_of(const Candidate& candidate, const Match& match);
   static bool is_pooled(const Candidate& candidate);
   Match match(const Candidate& candidate, int64_t position) const;
   Trail taken(Candidate& candidate, const Match& match, int64_t begin, int64_t end);

@@ -116,6 +116,16 @@ Trail Resolver::taken(Candidate& candidate, const Match& match, int64_t begin, i
     return shared(pool_of(candidate), begin, end);
   }
   if (source.free_rank > 0) {
+    if (const Trail* whole = all_of(candidate, match); whole != nullptr) {
+      Trail result = *whole;
+      result.source = whole->source_at(match.number);
+      result.meeting = whole->meeting_at(match.number);
+      result.begin = result.anchor = begin;
+      result.end = end;
+      result.step = 0;
+      result.per = Trail::kAlways;
+      return result;
+    }
     Gathered gathered(origins_);
     source.for_each_free(match.number, [&](int64_t first, int64_t count) {
       for (auto next = candidate.read->at(first);
@@ -141,7 +151,27 @@ Trail Resolver::taken(Candidate& candidate, const Match& match, int64_t begin, i
   }
   result.begin = begin;
   result.end = end;
+  result.is_kept = result.pool < 0 && (trail.is_kept || source.is(Source::kKept));
   return result;
+}
+
+// Of a wide element whose parts were all written back as they were, one of them.
+const Trail* Resolver::all_of(const Candidate& candidate, const Match& match) {
+  const Trail* found = nullptr;
+  int64_t source = 0;
+  bool is_one = true;
+  candidate.source.for_each_free(match.number, [&](int64_t first, int64_t count) {
+    const auto next = candidate.read->at(first);
+    if (count > 1 || next == candidate.read->trails.end() || next->begin > first ||
+        !next->is_kept) {
+      is_one = false;
+      return;
+    }
+    if (found == nullptr) source = next->source_at(first);
+    is_one = is_one && next->source_at(first) == source;
+    found = found == nullptr ? &*next : found;
+  });
+  return is_one ? found : nullptr;
 }
 
 // All that a read has met, for values that may come from any of it.

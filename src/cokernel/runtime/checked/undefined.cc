@@ -76,8 +76,13 @@ void State::follow(uintptr_t begin, uintptr_t end, uint32_t write, uint32_t read
     trails_.for_each(next, last, [&](const Trail& trail) {
       if (!is_of(trail)) return;
       add_unknown(trail.begin);
-      visit(trail);
       next = trail.end;
+      if (trail.reading != Trail::kUnwritten) return visit(trail);
+      Trail unwritten;
+      unwritten.begin = unwritten.anchor = unwritten.source = trail.begin;
+      unwritten.end = trail.end;
+      unwritten.reading = Trail::kUnwritten;
+      visit(unwritten);
     });
   }
   add_unknown(last);
@@ -328,6 +333,12 @@ void State::mark_undefined(Core* core, void* address, int64_t element_bytes, int
     resolver.for_each(begin, end, [&](const Trail& trail) {
       Trail stored = trail.moved(begin, target, element_bytes);
       stored.writer = writer;
+      if (trail.is_kept && stored.source_at(stored.begin) == stored.begin &&
+          stored.source_at(stored.end - element_bytes) == stored.end - element_bytes) {
+        stored.reading = Trail::kUnwritten;
+        trails_.set(stored);
+        return;
+      }
       trails_.set(stored);
       add_origin(writer, trail);
     });
@@ -428,18 +439,23 @@ void State::look_at_output(int32_t buffer, Region& region, uintptr_t begin, uint
         accesses_.for_each(read, [&](uint32_t number) {
           if (is_atomic(accesses_[number].kind)) adder = number;
         });
-        if (writer == 0 && adder == 0) {
+        const auto add_never_written = [&](uintptr_t from, uintptr_t to) {
           Finding finding;
           finding.kind = "NeverWritten";
-          finding.memory = range_of(first, last, element_bytes);
+          finding.memory = range_of(from, to, element_bytes);
           finding.memory->place.index = buffer;
           // The pieces of one output are one finding.
           finding.occurrences = std::exchange(occurrences, 0);
           add(std::move(finding));
-          return;
-        }
+        };
+        if (writer == 0 && adder == 0) return add_never_written(first, last);
         const uint32_t last_writer = writer != 0 ? writer : adder;
         follow(first, last, write, read, [&](const Trail& trail) {
+          if (trail.reading == Trail::kUnwritten) {
+            add_never_written(static_cast<uintptr_t>(trail.begin),
+                              static_cast<uintptr_t>(trail.end));
+            return;
+          }
           if (trail.reading < 0 && trail.pool < 0) {
             add_sum_of_undefined(last_writer, static_cast<uintptr_t>(trail.begin),
                                  static_cast<uintptr_t>(trail.end), element_bytes);
