@@ -11,7 +11,6 @@ from jax.experimental.pallas import tpu_sc as plsc
 
 import cokernel
 from cokernel import Finding
-from tests.compiler.checked_harness import calls, compile_kernel
 
 CORES = 4
 FLAGS = cokernel.shared((CORES,), jnp.int32)
@@ -148,28 +147,3 @@ def test_who_polls_a_counter_of_its_own_that_too_few_add_to_is_told():
         ("core=0 subcore=0", "done[0]")
     ]
     assert "done[0]" in livelock.sentence
-
-
-def test_loops_over_memory_that_only_their_core_writes_are_no_polls():
-    def body(x_ref, out_ref, table):
-        table[0] = 0
-        table[1] = 5
-        plsc.subcore_barrier()
-        plsc.fetch_and_add(table.at[2], 1, subcore_id=0)
-        # It counts, though another core could write there as well.
-        lax.while_loop(
-            lambda n: table[0] < 5, lambda n: (table.__setitem__(0, n + 1), n + 1)[1], jnp.int32(0)
-        )
-        plsc.subcore_barrier()
-
-    with cokernel.target("v6e"):
-        kernel = cokernel.kernel(
-            body,
-            jax.ShapeDtypeStruct((1,), jnp.int32),
-            mesh=plsc.VectorSubcoreMesh(
-                core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=2
-            ),
-            scratch_types=[pltpu.SMEM((3,), jnp.int32)],
-        )
-        compiled = compile_kernel(kernel, jnp.zeros(1, jnp.int32), checked=cokernel.Checked())
-    assert calls(compiled)["cokernel_checked_yield"] == 0

@@ -18,6 +18,7 @@ from cokernel.compiler.analysis import (
     inner_jaxprs,
     is_known,
     is_polling,
+    is_private,
     passed_on,
     with_inner,
 )
@@ -63,12 +64,13 @@ def _polled_inside(eqn: Any) -> tuple[set[Any], list[Any]]:
     params = eqn.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     cond_count, body_count = params["cond_nconsts"], params["body_nconsts"]
-    needed, reads = _sources(condition, condition.outvars)
+    needed, reads = _sources(condition, condition.outvars, _fixed(condition, cond_count))
     carried = condition.invars[cond_count:]
     deciding = {position for position, variable in enumerate(carried) if variable in needed}
+    fixed = _fixed(body, body_count)
     while True:
         results = [body.outvars[position] for position in deciding]
-        needed, more = _sources(body, results)
+        needed, more = _sources(body, results, fixed)
         carried = body.invars[body_count:]
         following = deciding | {
             position for position, variable in enumerate(carried) if variable in needed
@@ -80,9 +82,23 @@ def _polled_inside(eqn: Any) -> tuple[set[Any], list[Any]]:
     return reads | more, [initial[position] for position in deciding]
 
 
-def _sources(jaxpr: Any, atoms: Iterable[Any]) -> tuple[set[Any], set[Any]]:
+def _fixed(jaxpr: Any, count: int) -> set[Any]:
+    """The variables of a loop's jaxpr that are the same in each iteration, of which the first
+    `count` parameters are.
+    """
+    fixed = set(jaxpr.invars[:count])
+    for eqn in jaxpr.eqns:
+        is_pure = all(isinstance(effect, _jax.NamedAxisEffect) for effect in eqn.effects)
+        if is_pure and all(atom in fixed for atom in eqn.invars if isinstance(atom, _jax.Var)):
+            fixed.update(eqn.outvars)
+    return fixed
+
+
+def _sources(
+    jaxpr: Any, atoms: Iterable[Any], fixed: set[Any] | None = None
+) -> tuple[set[Any], set[Any]]:
     """The variables that some atoms of a jaxpr depend on, and those of them that are read from
-    Refs.
+    Refs. `fixed` is what an iteration of a loop is, if it is one: see `_may_poll`.
     """
     needed = {atom for atom in atoms if isinstance(atom, _jax.Var)}
     reads: set[Any] = set()
@@ -90,7 +106,7 @@ def _sources(jaxpr: Any, atoms: Iterable[Any]) -> tuple[set[Any], set[Any]]:
         if not needed.intersection(eqn.outvars):
             continue
         needed.update(atom for atom in eqn.invars if isinstance(atom, _jax.Var))
-        if eqn.primitive in _READS:
+        if eqn.primitive in _READS and (fixed is None or _may_poll(eqn, fixed)):
             reads.update(eqn.outvars)
         for inner in inner_jaxprs(eqn):
             reads |= _all_reads(inner)
@@ -100,11 +116,21 @@ def _sources(jaxpr: Any, atoms: Iterable[Any]) -> tuple[set[Any], set[Any]]:
 def _all_reads(jaxpr: Any) -> set[Any]:
     reads: set[Any] = set()
     for eqn in jaxpr.eqns:
-        if eqn.primitive in _READS:
+        if eqn.primitive in _READS and _may_poll(eqn, set()):
             reads.update(eqn.outvars)
         for inner in inner_jaxprs(eqn):
             reads |= _all_reads(inner)
     return reads
+
+
+def _may_poll(eqn: Any, fixed: set[Any]) -> bool:
+    """Whether a read in a loop may wait for a write. In what a core has for itself only a read
+    that looks at the same place again does; others search there.
+    """
+    ref, *indices = eqn.invars
+    return not is_private(ref.aval) or all(
+        atom in fixed for atom in indices if isinstance(atom, _jax.Var)
+    )
 
 
 # A Ref variable of the jaxpr at hand, and the memory that it is.

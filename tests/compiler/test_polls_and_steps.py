@@ -204,3 +204,53 @@ def test_native_code_has_no_steps():
         out_ref[0] = 1
 
     assert stores_that_let_others_go_first(body, FLAG, checked=None) == 0
+
+
+def yields_of(watch):
+    """How many loops of a kernel, whose cores add to each other's memory, let others run."""
+
+    def body(out_ref, own):
+        own[0] = 0
+        plsc.subcore_barrier()
+        plsc.fetch_and_add(own.at[1], 1, subcore_id=0)
+        watch(own)
+        plsc.subcore_barrier()
+
+    with cokernel.target("v6e"):
+        kernel = cokernel.kernel(
+            body,
+            OUT,
+            mesh=plsc.VectorSubcoreMesh(
+                core_axis_name="core", subcore_axis_name="subcore", num_cores=1, num_subcores=2
+            ),
+            scratch_types=[pltpu.SMEM((8,), jnp.int32)],
+        )
+        return calls(compile_kernel(kernel, checked=CHECKED))["cokernel_checked_yield"]
+
+
+def test_who_looks_at_the_same_place_of_its_own_memory_polls():
+    def at_a_place_of_each(own):
+        def is_down(_):
+            return own[(lax.axis_index("subcore") + 1) % 8] < 1
+
+        lax.while_loop(is_down, lambda n: n + 1, 0)
+
+    assert yields_of(until_raised) == 1
+    assert yields_of(by_its_condition) == 1
+    assert yields_of(by_a_call) == 1
+    assert yields_of(at_a_place_of_each) == 1
+
+
+def test_who_searches_its_own_memory_does_not_poll():
+    assert yields_of(lambda own: lax.while_loop(lambda n: own[n] < 1, lambda n: n + 1, 0)) == 0
+
+
+def test_who_changes_what_it_looks_at_does_not_poll():
+    def count(own):
+        def step(n):
+            own[0] = n + 1
+            return n + 1
+
+        lax.while_loop(lambda n: own[0] < 5, step, 0)
+
+    assert yields_of(count) == 0
