@@ -48,6 +48,14 @@ MODULES = {
     "jax": _jax,
     "jax.random": _jax.prng,
 }
+# The functions that see every equation which is compiled: where each is, its name, and which of its
+# arguments is the equation.
+LISTENED: list[tuple[Any, str, int]] = [
+    (program, "apply_rule", 1),
+    (keys.Rewriter, "equation", 1),
+    (pipelines, "written_out", 0),
+    (calls, "stand_in", 0),
+]
 # Rules that no kernel of the tests can be made to contain, and why.
 SELDOM_TRACED = {
     "jax.pvary": "only inside shard_map with typed axes",
@@ -254,10 +262,8 @@ class Recorder:
 
             setattr(owner, attribute, wrapper)
 
-        noting(program, "apply_rule", 1)
-        noting(keys.Rewriter, "equation", 1)
-        noting(pipelines, "written_out", 0)
-        noting(calls, "written_out", 0)
+        for place in LISTENED:
+            noting(*place)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:

@@ -1,6 +1,7 @@
 """docs/primitives.md says what the compiler does, and every rule is compiled by some test."""
 
 import importlib.util
+import inspect
 import json
 import pathlib
 
@@ -52,6 +53,12 @@ def test_the_tolerances_are_those_that_the_tests_assert_now(table, record):
         asserted[f"lax.{name}", "float32"] = ulps
     recorded = {key: record.get(key[0], {}).get("tolerances", {}).get(key[1]) for key in asserted}
     assert recorded == asserted, "run scripts/primitives_table.py --record with those tests"
+
+
+def test_the_recorder_listens_to_functions_whose_arguments_are_equations(table):
+    for owner, name, position in table.LISTENED:
+        parameters = list(inspect.signature(getattr(owner, name)).parameters)
+        assert parameters[position] == "eqn", f"{owner.__name__}.{name}"
 
 
 def test_the_recorded_tests_exist(record):

@@ -14,10 +14,11 @@ from cokernel.compiler.analysis import with_replaced
 
 def with_plain_calls(jaxpr: Any) -> Any:
     """The same program with plain calls only; itself if it has no others."""
-    return with_replaced(jaxpr, _stand_in)
+    return with_replaced(jaxpr, stand_in)
 
 
-def _stand_in(eqn: Any) -> list[Any] | None:
+def stand_in(eqn: Any) -> list[Any] | None:
+    """What takes the place of an equation; None where it stays."""
     return MEANING[eqn.primitive](eqn) if eqn.primitive in MEANING else None
 
 
