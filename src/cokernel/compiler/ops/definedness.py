@@ -1,39 +1,41 @@
-"""What compiled code says and asks about undefined elements; only programs that
-`compiler/definedness.py` has rewritten contain these primitives.
+"""The rules by which compiled code says and asks what is undefined of values and of memory; only
+programs that `compiler/definedness.py` has rewritten contain these primitives.
 """
 
-import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from llvmlite import ir
 
-from cokernel.compiler import claims, dtypes, nests, padding, spots, views
-from cokernel.compiler.access import in_memory, picked_spot
+from cokernel.compiler import claims, dtypes, nests, padding, views
 from cokernel.compiler.context import Context
 from cokernel.compiler.definedness import mark_undefined_p, report_undefined_p, undefined_p
-from cokernel.compiler.definedness_sources import ANYWHERE, Source, dense, words
+from cokernel.compiler.definedness_sources import ANYWHERE
 from cokernel.compiler.dtypes import i1, i8, i32, i64, pointer, void
 from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
-from cokernel.compiler.ops import masked, sparsecore_memory
-from cokernel.compiler.ops.control import outlined
 from cokernel.compiler.ops.registry import added_rule
-from cokernel.compiler.pieces import piece
+from cokernel.compiler.ops.undefined_elements import (
+    AT_ONCE,
+    Reads,
+    ask_one,
+    ask_spot,
+    for_each_element,
+    for_selected,
+    mark_one,
+    number_of,
+    sources,
+)
 from cokernel.compiler.probes import Access, Answer, access_site, merged, table
 from cokernel.compiler.refs import View
-from cokernel.compiler.spots import Spot, Spots
+from cokernel.compiler.spots import Spot
 from cokernel.compiler.transforms import resolve
 from cokernel.compiler.values import Buffer, Packed, Scalar, Value, is_small, make_packed, pack
 
 _BOOL = np.dtype(np.bool_)
 
-# The number of reads whose values are put to use at once, and in no other place.
-AT_ONCE = -1
-# The number of what a copy reads from the padding of tiles.
-FROM_PADDING = -2
 # What probes call the reads of primitives, by how these select what they read.
 OPERATIONS = {
     ("view", "get"): "read",
@@ -48,11 +50,6 @@ OPERATIONS = {
     ("lanes", "gather"): "load_gather",
     ("lanes", "scatter"): "addupdate_scatter",
 }
-# A report looks for its read among so many; where more could be meant it tells the last one.
-MOST_READS = 64
-
-# The reads that values come from, by their numbers, and which of what they read.
-Reads = Sequence[tuple[int, Source]]
 
 
 def _view(context: Context, ref: Any, transforms: Sequence[Any], operation: str) -> View:
@@ -77,12 +74,12 @@ def _undefined(context: Context, eqn: Any, *operands: Any) -> Value:
 
     def ask(spot: Spot, view: View, inside: Buffer, index: Sequence[Index]) -> None:
         function = context.function
-        number = _number(function, inside, index)
-        found = _ask_spot(context, view, spot, number, told, eqn.params["read"])
+        number = number_of(function, inside, index)
+        found = ask_spot(context, view, spot, number, told, eqn.params["read"])
         place = inside.element_address(function, list(index))
         function.builder.store(function.builder.trunc(found, i8), place, align=1)
 
-    _for_selected(context, eqn.params["form"], selection, operation, [target], ask)
+    for_selected(context, eqn.params["form"], selection, operation, [target], ask)
     return _settled(context, target)
 
 
@@ -100,11 +97,11 @@ def _mark_undefined(context: Context, eqn: Any, *operands: Any) -> None:
         # Of the padding the runtime notes nothing.
         with function.builder.if_then(is_bad, likely=False):
             told = sources(function, reads, mask.shape, inside.shape)
-            number = _number(function, inside, index)
+            number = number_of(function, inside, index)
             mark_one(function, spot.address, dtypes.itemsize(view.dtype), told, number)
 
     held = context.materialise(mask)
-    return _for_selected(context, eqn.params["form"], selection, operation, [held], mark)
+    return for_selected(context, eqn.params["form"], selection, operation, [held], mark)
 
 
 @added_rule(report_undefined_p)
@@ -169,30 +166,6 @@ def report_read(function: FunctionBuilder, site: ir.Constant, use: int) -> None:
             ir.Constant(i32, 0),
         ],
     )
-
-
-def sources(
-    function: FunctionBuilder, reads: Reads, before: Sequence[int], after: Sequence[int]
-) -> ir.Value:
-    """Where a mask that is broadcast from one shape to another comes from, as the runtime takes it;
-    null where that is too much to tell.
-    """
-    if len(reads) > MOST_READS:
-        return ir.Constant(pointer, None)
-    told = function.constant_data(i64, words(reads, tuple(before), tuple(after)))
-    # llvmlite gives it a typed pointer, which LLVM no longer has.
-    told.type = pointer
-    return told
-
-
-def mark_from_padding(function: FunctionBuilder, address: ir.Value, itemsize: int) -> None:
-    """Tells the runtime that an element holds what a copy has read from the padding of tiles."""
-    mark_one(function, address, itemsize, sources(function, [(FROM_PADDING, ANYWHERE)], (), ()), 0)
-
-
-def _number(function: FunctionBuilder, buffer: Buffer, index: Sequence[Index]) -> Index:
-    """The row-major number of an element of a buffer."""
-    return function.linear_index(index, dense(buffer.shape))
 
 
 def _is_same(atoms: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -273,13 +246,13 @@ def _mask_of_view(
             function = context.function
             place = inside.element_address(function, list(index))
             builder = function.builder
-            number = _number(function, inside, index)
-            found = builder.trunc(_ask_spot(context, view, spot, number, operation, read), i8)
+            number = number_of(function, inside, index)
+            found = builder.trunc(ask_spot(context, view, spot, number, operation, read), i8)
             # An element in pieces is undefined if one of them is.
             before = builder.load(place, typ=i8, align=1)
             builder.store(builder.or_(before, found), place, align=1)
 
-        _for_each_element(context, view, target, ask)
+        for_each_element(context, view, target, ask)
         return target
     return _fill_mask(context, view, target, read)
 
@@ -293,8 +266,8 @@ def _fill_mask_of_overhang(
     def ask(
         function: FunctionBuilder, address: ir.Value, held: list[Buffer], index: list[Index]
     ) -> None:
-        number = _number(function, held[0], index)
-        found = _ask_one(function, address, dtypes.itemsize(view.dtype), read, number)
+        number = number_of(function, held[0], index)
+        found = ask_one(function, address, dtypes.itemsize(view.dtype), read, number)
         place = held[0].element_address(function, index)
         function.builder.store(function.builder.trunc(found, i8), place, align=1)
 
@@ -412,7 +385,7 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Reads) -> None:
             is_bad = held[0].element(ElementBuilder(function), index)
             with function.builder.if_then(is_bad, likely=False):
                 told = sources(function, reads, own_shape, held[0].shape)
-                number = _number(function, held[0], index)
+                number = number_of(function, held[0], index)
                 mark_one(function, address, dtypes.itemsize(view.dtype), told, number)
 
         padding.for_each_inside(context, "mark_inside", view, [held], mark_inside)
@@ -425,11 +398,11 @@ def _mark_view(context: Context, view: View, mask: Value, reads: Reads) -> None:
             is_bad = inside.element(ElementBuilder(function), list(index))
             with function.builder.if_then(is_bad, likely=False):
                 told = sources(function, reads, own_shape, inside.shape)
-                number = _number(function, inside, index)
+                number = number_of(function, inside, index)
                 mark_one(function, spot.address, dtypes.itemsize(view.dtype), told, number)
 
         with builder.if_then(_any(context, held), likely=False):
-            _for_each_element(context, view, held, mark)
+            for_each_element(context, view, held, mark)
         return
     # A mask in a register is stored only if it says anything.
     taken: Value = mask if _is_in_register(mask) else context.dense(mask)
@@ -471,163 +444,3 @@ def _mark_block(
             told,
         ],
     )
-
-
-# Single elements: (where one is, the view, mask, index into the mask).
-Step = Callable[[Spot, View, Buffer, Sequence[Index]], None]
-
-
-def _ask_spot(
-    context: Context, view: View, spot: Spot, number: Index, operation: str, read: int
-) -> ir.Value:
-    """Whether the element at a spot is undefined, which has this number among those that are read;
-    in the padding all are.
-    """
-    function = context.function
-    found = _ask_one(function, spot.address, dtypes.itemsize(view.dtype), read, number)
-    if spot.number is None:
-        return found
-    site = access_site(context, view, operation)
-    return function.builder.or_(found, spots.tell_if_read(context, view, spot, site, read))
-
-
-def _ask_one(
-    function: FunctionBuilder, address: ir.Value, itemsize: int, read: int, number: Index
-) -> ir.Value:
-    nothing = ir.Constant(pointer, None)
-    return function.call_external(
-        "cokernel_checked_undefined",
-        i32,
-        [
-            function.core,
-            address,
-            ir.Constant(i64, itemsize),
-            ir.Constant(i64, 0),
-            nothing,
-            nothing,
-            nothing,
-            ir.Constant(i32, read),
-            function.index(number),
-        ],
-    )
-
-
-def mark_one(
-    function: FunctionBuilder, address: ir.Value, itemsize: int, told: ir.Value, number: Index
-) -> None:
-    """Tells the runtime that an element is undefined, which has this number in the mask that the
-    sources are about.
-    """
-    nothing = ir.Constant(pointer, None)
-    one = function.constant_data(i8, [1])
-    one.type = pointer
-    function.call_external(
-        "cokernel_checked_mark_undefined",
-        void,
-        [
-            function.core,
-            address,
-            ir.Constant(i64, itemsize),
-            ir.Constant(i64, 0),
-            nothing,
-            nothing,
-            one,
-            function.index(number),
-            told,
-        ],
-    )
-
-
-def _for_each_element(
-    context: Context, view: View, mask: Buffer, step: Step, taken: Value | None = None
-) -> None:
-    """Runs a step for each element of a view and of its mask, of those that are taken if that is
-    given.
-    """
-    if view.pieces is not None:
-        count = dtypes.itemsize(view.dtype) // dtypes.itemsize(view.pieces.dtype)
-        for number in range(count):
-            _for_each_element(context, piece(context, view, number), mask, step, taken)
-        return
-    indices = view.indices
-    arrays = [] if indices is None else [in_memory(context, array) for array in indices.arrays]
-    places = Spots(context, view) if indices is None else None
-    starts = [] if places is None else places.operands
-
-    def build(inside: list[Any]) -> Sequence[ir.Value]:
-        base, held, *rest = inside
-        origin, rest = rest[: len(starts)], rest[len(starts) :]
-        picks, chosen = rest[: len(arrays)], rest[len(arrays) :]
-        function = context.function
-        with function.nest(view.shape) as index, contextlib.ExitStack() as stack:
-            if chosen:
-                is_taken = chosen[0].element(ElementBuilder(function), index)
-                stack.enter_context(function.builder.if_then(is_taken))
-            if places is not None:
-                address = base.element_address(function, index)
-                spot = places.at(function, origin, address, index)
-            else:
-                builder = ElementBuilder(function)
-                assert indices is not None
-                spot = picked_spot(context, builder, indices, base, picks, index)
-            step(spot, view, held, index)
-        return []
-
-    chosen = [] if taken is None else [context.materialise(taken)]
-    fixed = [view.strided_part(), mask, *starts]
-    outlined(context, "undefined", [*fixed, *arrays, *chosen], [], build)
-
-
-def _for_selected(
-    context: Context,
-    form: str,
-    selection: Any,
-    operation: str,
-    held: list[Buffer],
-    step: Step,
-) -> None:
-    """Runs a step for each element that a masked, compressed, or picked access reaches. `held` is
-    the mask of undefined elements, of the shape of the value.
-    """
-    if form == "masked":
-        ref, transforms, mask = selection
-        place = masked.Place(context, ref, transforms, operation)
-        mask = masked.broadcast(context, mask, place.shape)
-        if place.is_checked:
-            return _for_each_element(context, place.view, held[0], step, mask)
-        masked.walk(
-            context,
-            place,
-            mask,
-            held,
-            lambda function, index, spot, inside: step(spot, place.view, inside[0], index),
-            Access.NONE,
-        )
-    elif form == "front":
-        ref, transforms, mask = selection
-        view = sparsecore_memory.front(context, ref, transforms, mask, operation)
-
-        def visit(
-            function: FunctionBuilder,
-            index: list[Index],
-            taken: ir.Value,
-            find: Callable[[], Spot],
-            inside: list[Any],
-        ) -> None:
-            with function.builder.if_then(taken):
-                step(find(), view, inside[0], index)
-
-        sparsecore_memory.walk(context, operation, mask, view, held, visit)
-    else:
-        ref, transforms, indices, mask = selection
-        view = _view(context, ref, transforms, operation)
-        sparsecore_memory.each_lane(
-            context,
-            view,
-            indices,
-            mask,
-            operation,
-            held,
-            lambda position, spot, inside: step(spot, view, inside[0], [position]),
-            Access.NONE,
-        )

@@ -14,7 +14,7 @@ from cokernel.compiler.dtypes import i1
 from cokernel.compiler.function import Index
 from cokernel.compiler.ops import copies
 from cokernel.compiler.ops.copies import Block, MoveRun, Side
-from cokernel.compiler.ops.definedness import FROM_PADDING, mark_from_padding
+from cokernel.compiler.ops.undefined_elements import FROM_PADDING, mark_from_padding
 from cokernel.compiler.ops.watched_copies import (
     carry_undefined,
     plain,

@@ -20,7 +20,7 @@ from cokernel.compiler import dtypes, nests
 from cokernel.compiler.access import accumulate, read
 from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i1, i32, i64, void
-from cokernel.compiler.function import ElementBuilder, FunctionBuilder, Index
+from cokernel.compiler.function import ElementBuilder, Index
 from cokernel.compiler.ops.control import outlined
 from cokernel.compiler.ops.copies import add_in_place
 from cokernel.compiler.ops.masks import (
@@ -126,13 +126,8 @@ def _load_expanded(context: Context, eqn: Any, ref: Any, *operands: Any) -> Valu
         return make_packed(buffer.shape, buffer.dtype, register)
     target = nests.dense_buffer(context, buffer.shape, buffer.dtype)
 
-    def step(
-        function: FunctionBuilder,
-        index: list[Index],
-        taken: ir.Value,
-        find: Callable[[], Spot],
-        inside: list[Any],
-    ) -> None:
+    def step(index: list[Index], taken: ir.Value, find: Find, inside: list[Any]) -> None:
+        function = context.function
         [goal] = inside
         with function.builder.if_else(taken) as (then, otherwise):
             with then:
@@ -154,9 +149,11 @@ def _settled(context: Context, buffer: Buffer) -> Value:
     return make_packed(buffer.shape, buffer.dtype, context.pack(buffer))
 
 
-# Emits what happens for one element of a mask: (function, its index, whether it is true, what finds
-# the spot of the next element of the view, the operands).
-Step = Callable[[FunctionBuilder, list[Index], ir.Value, Callable[[], Spot], list[Any]], None]
+# Finds the spot of the next element of a view.
+Find = Callable[[], Spot]
+# Emits what happens for one element of a mask: (its index, whether it is true, what finds the spot
+# of the next element of the view, the operands).
+Step = Callable[[list[Index], ir.Value, Find, list[Any]], None]
 
 
 def walk(
@@ -181,7 +178,7 @@ def walk(
                 address = base.element_address(function, place)
                 return spots.at(function, origin, address, place)
 
-            step(function, index, taken, find, rest)
+            step(index, taken, find, rest)
             loop.next = [function.builder.add(loop.carry[0], function.builder.zext(taken, i64))]
         return []
 
@@ -208,13 +205,8 @@ def _store_compressed(context: Context, eqn: Any, ref: Any, value: Value, *opera
         _compress_in_register(context, buffer, value, mask, add)
         return value
 
-    def step(
-        function: FunctionBuilder,
-        index: list[Index],
-        taken: ir.Value,
-        find: Callable[[], Spot],
-        inside: list[Any],
-    ) -> None:
+    def step(index: list[Index], taken: ir.Value, find: Find, inside: list[Any]) -> None:
+        function = context.function
         with function.builder.if_then(taken):
             register = inside[0].element(ElementBuilder(function), index)
             spot = find()

@@ -13,7 +13,8 @@ from cokernel.compiler.context import Context
 from cokernel.compiler.dtypes import i32, i64, pointer, void
 from cokernel.compiler.function import FunctionBuilder, Index
 from cokernel.compiler.ops.copies import Block, MoveRun, Picks, Side
-from cokernel.compiler.ops.definedness import AT_ONCE, report_read
+from cokernel.compiler.ops.definedness import report_read
+from cokernel.compiler.ops.undefined_elements import AT_ONCE
 from cokernel.compiler.probes import Access, probe_block, probe_run, table
 
 # How the runtime is told that undefined elements are used as indices.

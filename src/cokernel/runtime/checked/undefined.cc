@@ -40,6 +40,16 @@ int64_t count_of(int64_t rank, const int64_t* extents) {
   return count;
 }
 
+// What an agent, which may be a DMA that the core has started, reads at a site.
+Reading reading_by(const Agent& agent, int32_t core, int32_t site) {
+  Reading reading;
+  reading.core = core;
+  reading.site = site;
+  reading.is_dma = agent.is_dma;
+  reading.dma_site = agent.dma_site;
+  return reading;
+}
+
 }  // namespace
 
 // Calls visit(trail) for what a range of memory that is undefined comes from, in order; trails
@@ -275,12 +285,7 @@ Trail State::as_read(Core* core, const Trail& trail, uintptr_t begin, int64_t fi
 
 void State::read_padding(Core* core, int32_t site, int32_t number, int64_t rank,
                          const int64_t* window) {
-  const Agent& agent = agent_of(core);
-  Reading reading;
-  reading.core = number_of(core);
-  reading.site = site;
-  reading.is_dma = agent.is_dma;
-  reading.dma_site = agent.dma_site;
+  Reading reading = reading_by(agent_of(core), number_of(core), site);
   for (int64_t i = 0; i < rank; ++i) {
     reading.window.push_back({window[i], window[rank + i], window[2 * rank + i]});
   }
@@ -291,12 +296,7 @@ void State::read_padding(Core* core, int32_t site, int32_t number, int64_t rank,
 
 void State::pick_padding(Core* core, int32_t site, int32_t number, int64_t element, int64_t rank,
                          const int64_t* shape) {
-  const Agent& agent = agent_of(core);
-  Reading reading;
-  reading.core = number_of(core);
-  reading.site = site;
-  reading.is_dma = agent.is_dma;
-  reading.dma_site = agent.dma_site;
+  const Reading reading = reading_by(agent_of(core), number_of(core), site);
   UndefinedRead& read = begin_read(core, number);
   read.of_padding = trails_.number_of(reading);
   read.meeting = meeting(reading.core, site);
