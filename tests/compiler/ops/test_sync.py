@@ -26,12 +26,6 @@ def params(request):
     return cokernel.CompilerParams(num_workers=request.param, time_limit_s=60)
 
 
-@pytest.fixture
-def v6e():
-    with cokernel.target("v6e"):
-        yield
-
-
 def ints(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
