@@ -13,8 +13,6 @@ from cokernel.compiler import matrix_product
 from tests.compiler.harness import MESH
 
 M, K, N = 24, 48, 32
-OUT = jax.ShapeDtypeStruct((M, N), jnp.float32)
-SCRATCH = (cokernel.private((M, N), jnp.float32),)
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +26,12 @@ def panels(monkeypatch, tmp_path):
     )
 
 
-def launch(body, *arrays, **params):
+def launch(body, *arrays, shape=(M, N), dtype=jnp.float32, **params):
     kernel = cokernel.kernel(
         body,
-        OUT,
+        jax.ShapeDtypeStruct(shape, dtype),
         mesh=MESH,
-        scratch_types=SCRATCH,
+        scratch_types=[cokernel.private(shape, dtype)],
         compiler_params=cokernel.CompilerParams(**params),
     )
     return np.asarray(kernel(*map(jnp.asarray, arrays)))
@@ -48,7 +46,8 @@ def steps_of(step):
     lies what must not show."""
 
     def body(x_ref, y_ref, o_ref, total_ref):
-        total_ref[...] = jnp.full_like(total_ref, jnp.nan)
+        is_float = jnp.issubdtype(total_ref.dtype, jnp.floating)
+        total_ref[...] = jnp.full_like(total_ref, jnp.nan if is_float else 100)
 
         @pl.loop(0, 4)
         def _step(number):
@@ -180,6 +179,30 @@ def test_small_products_are_added_to_zeros():
 
     left, right = integers(0, M, 5), integers(1, 5, N)
     np.testing.assert_array_equal(launch(body, left, right), 3 * (left @ right))
+
+
+ADDED = [added_in_place, added_to_the_right, cleared_when_false]
+
+
+@pytest.mark.parametrize("step", ADDED, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((2, 4), (4, 4)),
+        ((1, 16), (16, 64)),
+        ((8, 3), (3, 8)),
+        ((8, 3), (3, 9)),
+        ((5, 7), (7, 3)),
+        ((16, 16), (16, 16)),
+        ((32, 48), (48,)),
+        ((48,), (48, 8)),
+    ],
+)
+def test_sums_of_every_size_begin_at_zero(step, dtype, left, right):
+    x, y = integers(0, *left).astype(dtype), integers(1, *right).astype(dtype)
+    got = launch(steps_of(step), x, y, shape=(x @ y).shape, dtype=dtype)
+    np.testing.assert_array_equal(got, 4 * (x @ y))
 
 
 def test_zeros_that_nobody_sees_are_not_stored(capsys):

@@ -194,6 +194,11 @@ def _store_product(
     if product.clearing is not None:
         context.line = source_line(clearing) or store_line
         apply_rule(context, clearing, chosen)
+        if product.clearing.read is not None:
+            # What has been read before may be in a register, without the zeros.
+            reading = jaxpr.eqns[product.clearing.read]
+            context.line = source_line(reading) or store_line
+            [other] = apply_rule(context, reading, [ref])
     context.line = source_line(dot) or store_line
     [value] = apply_rule(context, dot, factors)
     if other is not None:

@@ -18,12 +18,15 @@ class Clearing:
     of its equation, and which of its two branches does. Nobody but the addition sees the zeros, so
     that they need not be stored: in that branch the product can be stored instead.
 
-    `beside` are the Refs that are read in between. It holds only if those lie elsewhere.
+    `beside` are the Refs that are read in between. It holds only if those lie elsewhere. `read` is
+    the number of the equation that reads what is cleared, for an addition that is no store by
+    itself.
     """
 
     number: int
     branch: int
     beside: tuple[Any, ...]
+    read: int | None
 
 
 @record(frozen=True)
@@ -107,6 +110,7 @@ def _clearing(
         if not isinstance(read, _jax.Var) or len(users[read]) != 1:
             return None
     beside = []
+    read_at = None
     for number in reversed(range(product.store)):
         eqn = jaxpr.eqns[number]
         if number in own:
@@ -116,7 +120,7 @@ def _clearing(
                 is_same_ref = len(eqn.invars) == 1 and eqn.invars[0] is store.invars[0]
                 if not is_same_ref or _transforms(eqn) != _transforms(store):
                     return None
-                read = None
+                read, read_at = None, number
             elif eqn.invars[0] is store.invars[0]:
                 return None
             else:
@@ -126,7 +130,7 @@ def _clearing(
             # Where nothing has been read since, what is added to is not what was cleared.
             if branch is None or read is not None:
                 return None
-            return Clearing(number, branch, tuple(beside))
+            return Clearing(number, branch, tuple(beside), read_at)
     return None
 
 
